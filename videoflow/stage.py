@@ -1,0 +1,222 @@
+"""The stage contract: one step that computes one product. Small enough to read on one screen; users write their own.
+
+Stage
+├── PassConsumer   rides the one decode pass: sees every shown frame of a video once (frames, shots, quality, …)
+├── VideoStage     works on the rows other stages made of one video, without pictures (clips)
+└── ClipStage      works on the cached frames of clips (embed, a user's own scorer)
+
+A stage is described by class attributes and its frozen parameters; it is checked when the recipe is built, before any
+process starts. Stages know records and arrays, never the engine that runs them. They are found through the entry point
+group ``videoflow.stages`` or a dotted path ``package.module:Class``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict
+
+from videoflow.errors import RecipeError
+
+if TYPE_CHECKING:
+    from videoflow.media.picture import Picture
+
+STAGE_GROUP = "videoflow.stages"
+
+
+class StageParams(BaseModel):
+    """Base of a stage's parameters: unknown keys are errors, values are frozen. All of them enter the fingerprint."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one worker of the stage takes."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+
+@dataclass(frozen=True)
+class VideoHeader:
+    """What a consumer is told before the first frame of a video."""
+
+    video_key: str
+    stream: int
+    time_base: Fraction
+    start_pts: int
+
+
+@dataclass(frozen=True)
+class ShownFrame:
+    """One shown frame: ``index`` from 0, shown in [pts, next_pts). ``picture`` is only valid during the call."""
+
+    index: int
+    pts: int
+    next_pts: int
+    picture: Picture
+
+
+@dataclass(frozen=True)
+class VideoSummary:
+    """What is known after the last frame. ``damage``: half-open pts intervals."""
+
+    num_frames: int
+    end_pts: int
+    damage: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Item:
+    """What a VideoStage works on: one video and the rows its inputs made of it.
+
+    ``rows``: by input stage name, the artifact rows as dicts (media columns left out); ``intervals``: half-open
+    (t0, t1) in seconds of stream time that a manifest asked for, with their numbers in the manifest's order.
+    """
+
+    video_key: str
+    rows: Mapping[str, list[dict[str, Any]]]
+    intervals: tuple[tuple[Fraction, Fraction], ...] = ()
+
+
+@dataclass(frozen=True)
+class ClipFrames:
+    """What a ClipStage works on: ``video`` uint8 (T, H, W, 3) RGB, ``pts_seconds`` float64 (T,)."""
+
+    clip_key: str
+    video_key: str
+    video: np.ndarray
+    pts_seconds: np.ndarray
+
+
+@dataclass(frozen=True)
+class Product:
+    """A stage's result for one item: rows without the head columns, and a digest of their bytes and integers
+    (floats left out, so that early cut-off never hangs on rounding). ``filtered``: a reason to leave the item out."""
+
+    rows: Sequence[Mapping[str, Any]] = ()
+    digest: str = ""
+    filtered: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Stage(ABC):
+    """One step that computes one product. Construct with checked parameters; ``setup`` runs once a worker process."""
+
+    name: ClassVar[str]
+    version: ClassVar[int]  # raise it when the same parameters would give another result
+    table: ClassVar[str]  # folder of the artifact table
+    inputs: ClassVar[tuple[str, ...]] = ()  # names of the stages it reads
+    Params: ClassVar[type[StageParams]] = StageParams
+    resources: ClassVar[Resources] = Resources()
+
+    def __init__(self, params: StageParams | None = None) -> None:
+        self.params: Any = params if params is not None else self.Params()
+
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the artifact table, head columns included."""
+
+    def identity(self) -> dict[str, str]:
+        """What else decides the result: weights digest, decoder identity. Enters the fingerprint."""
+        return {}
+
+    def setup(self) -> None:
+        """Called once in the worker before the first item: load weights here."""
+
+    def teardown(self) -> None:
+        """Called once in the worker after the last item."""
+
+
+class PassConsumer(Stage):
+    """Rides the decode pass. For each video: ``begin``, ``see`` every frame in order, ``finish``."""
+
+    @abstractmethod
+    def begin(self, video: VideoHeader) -> None: ...
+
+    @abstractmethod
+    def see(self, frame: ShownFrame) -> Iterator[dict[str, Any]] | None:
+        """Look at one frame; rows that are complete may be handed over at once (constant memory)."""
+
+    @abstractmethod
+    def finish(self, summary: VideoSummary) -> Product:
+        """The rest of the video's rows, and the digest over all of its rows."""
+
+
+class VideoStage(Stage):
+    """Works on one video's rows of other stages."""
+
+    @abstractmethod
+    def process(self, item: Item) -> Product: ...
+
+
+class ClipStage(Stage):
+    """Works on clips' cached frames. ``fps``: the rate it wants them at (must divide the cache's), None for all."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("clips", "frames")
+    batch_size: ClassVar[int] = 8
+
+    @property
+    def fps(self) -> Fraction | None:
+        return None
+
+    @abstractmethod
+    def process(self, clips: Sequence[ClipFrames]) -> list[Product]:
+        """One product a clip, in order."""
+
+
+def load_object(path: str, *, what: str) -> Any:
+    """The object at ``package.module:name``.
+
+    Raises:
+        RecipeError: not of that form, no such module, or no such name in it.
+    """
+    module, _, name = path.partition(":")
+    if not name:
+        raise RecipeError(f"{what} {path!r} is not of the form package.module:Name")
+    try:
+        value: Any = importlib.import_module(module)
+        for part in name.split("."):
+            value = getattr(value, part)
+    except ImportError as e:
+        raise RecipeError(f"{what} {path!r}: cannot import {module} ({e})") from e
+    except AttributeError as e:
+        raise RecipeError(f"{what} {path!r}: {module} has no {name}") from e
+    return value
+
+
+def known_stages() -> dict[str, str]:
+    """Names of the installed stages and their dotted paths."""
+    return {e.name: e.value for e in entry_points(group=STAGE_GROUP)}
+
+
+def find_stage(name_or_path: str) -> type[Stage]:
+    """A stage class by entry point name or dotted path, checked against the contract.
+
+    Raises:
+        RecipeError: unknown, not importable, or not a stage (what is missing is named).
+    """
+    path = name_or_path if ":" in name_or_path else known_stages().get(name_or_path)
+    if path is None:
+        raise RecipeError(
+            f"unknown stage {name_or_path!r}: installed are {', '.join(sorted(known_stages())) or 'none'}; "
+            "a stage of your own is named by its path, use: package.module:Class"
+        )
+    cls = load_object(path, what="stage")
+    if not (isinstance(cls, type) and issubclass(cls, Stage)):
+        raise RecipeError(f"stage {path!r} is not a subclass of videoflow.stage.Stage")
+    missing = [a for a in ("name", "version", "table") if not hasattr(cls, a)] + sorted(cls.__abstractmethods__)
+    if missing:
+        raise RecipeError(f"stage {path!r} lacks {', '.join(missing)}")
+    if not issubclass(cls, (PassConsumer, VideoStage, ClipStage)):
+        raise RecipeError(f"stage {path!r} must be a PassConsumer, a VideoStage or a ClipStage")
+    return cls
