@@ -1,0 +1,31 @@
+"""Where the tests find the hard files, and small inputs made here."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CORPUS = Path(os.environ.get("VIDEOFLOW_CORPUS") or ROOT.parent / "shared" / "videos")
+
+
+@pytest.fixture(scope="session")
+def corpus() -> Path:
+    """Folder of the hard files; missing it is a failure in CI and a skip elsewhere."""
+    if not (CORPUS / "INDEX.tsv").is_file():
+        if os.environ.get("CI"):
+            pytest.fail(f"no hard files at {CORPUS}; set VIDEOFLOW_CORPUS")
+        pytest.skip(f"no hard files at {CORPUS}; set VIDEOFLOW_CORPUS")
+    return CORPUS
+
+
+def read_tsv(name: str) -> list[dict[str, str]]:
+    """Rows of one of the corpus's tables; empty where there is no corpus (tests then skip by the fixture)."""
+    path = CORPUS / name
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8") as f:
+        return list(csv.DictReader((line for line in f if not line.startswith("#")), delimiter="\t", quoting=csv.QUOTE_NONE))

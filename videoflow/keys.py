@@ -1,0 +1,39 @@
+"""Content keys: BLAKE3, shown as 32 hex characters, over bytes or over canonical JSON.
+
+`clip_key` does not depend on the recipe, so labels and diffs survive a new one. Sources: DESIGN.md, "Keys".
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+KEY_CHARS = 32
+
+
+def digest_bytes(data: bytes | memoryview) -> str:
+    """BLAKE3 of bytes, first 32 hex characters."""
+    return blake3(data).hexdigest()[:KEY_CHARS]
+
+
+def canonical_json(value: Any) -> bytes:
+    """JSON with sorted keys and no spaces: equal values give equal bytes in every process. NaN is refused."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def digest(*parts: Any) -> str:
+    """BLAKE3 over the canonical JSON list of the parts, first 32 hex characters."""
+    return digest_bytes(canonical_json(list(parts)))
+
+
+def digest_file(path: str | Path) -> str:
+    """BLAKE3 of a local file's bytes (memory-mapped by the library), first 32 hex characters."""
+    return blake3().update_mmap(path).hexdigest()[:KEY_CHARS]
+
+
+def clip_key(video_key: str, stream: int, t0_pts: int, t1_pts: int) -> str:
+    """Key of the clip [t0_pts, t1_pts) of one stream of a video."""
+    return digest(video_key, stream, t0_pts, t1_pts)

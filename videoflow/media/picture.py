@@ -1,0 +1,214 @@
+"""From a decoded frame to pictures: upright, square pixels, the size asked for, RGB.
+
+8-bit 4:2:0 is scaled on the decoder's own planes before colour conversion (the fast path); every other pixel format is
+converted to RGB at full size first and scaled by area after. Colour follows the tags; untagged is BT.601 as in FFmpeg.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import av
+import cv2
+import numpy as np
+
+from videoflow.timeline import round_half_up
+
+FAST_FORMATS = frozenset({"yuv420p", "yuvj420p"})
+_FULL_RANGE = 2  # AVCOL_RANGE_JPEG
+#: (Kr, Kb) by AVColorSpace; source: ITU-T H.273, table 4. Everything else is read as BT.601.
+_KR_KB = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627, 0.0593), 10: (0.2627, 0.0593)}
+_BT601 = (0.299, 0.114)
+_SWS_COLORSPACE = {1: "ITU709", 4: "FCC", 7: "SMPTE240M", 9: 9, 10: 9}
+
+
+@dataclass(frozen=True)
+class Orientation:
+    """What makes a stored picture upright: transpose first, then flip along x, then along y."""
+
+    transpose: bool = False
+    flip_x: bool = False
+    flip_y: bool = False
+
+    @property
+    def mirrored(self) -> bool:
+        return (int(self.transpose) + int(self.flip_x) + int(self.flip_y)) % 2 == 1
+
+    @property
+    def degrees(self) -> int:
+        """Clockwise turn (0, 90, 180, 270), after the mirroring if there is one."""
+        if self.transpose:
+            return 90 if self.flip_x else 270
+        return 180 if self.flip_y else 0
+
+    def apply(self, picture: np.ndarray) -> np.ndarray:
+        """Picture (h, w, …) turned upright; a contiguous copy if anything changes."""
+        if not (self.transpose or self.flip_x or self.flip_y):
+            return picture
+        if self.transpose:
+            picture = picture.swapaxes(0, 1)
+        if self.flip_x:
+            picture = picture[:, ::-1]
+        if self.flip_y:
+            picture = picture[::-1]
+        return np.ascontiguousarray(picture)
+
+
+def orientation_of(frame: av.VideoFrame) -> Orientation:
+    """Orientation from the frame's display matrix (FFmpeg copies the container's to every frame)."""
+    for data in frame.side_data:
+        if data.type.name == "DISPLAYMATRIX":
+            a, b, _, c, d = struct.unpack("<5i", bytes(data)[:20])
+            # A stored (p, q) is shown at (a·p + c·q, b·p + d·q).
+            if abs(a) >= abs(b):
+                return Orientation(False, a < 0, d < 0)
+            return Orientation(True, c < 0, b < 0)
+    return Orientation()
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How stored pictures of a stream become shown ones.
+
+    Attributes:
+        width, height: as stored. sar: sample aspect ratio. orientation: what turns it upright.
+    """
+
+    width: int
+    height: int
+    sar: Fraction
+    orientation: Orientation
+
+    def upright(self) -> tuple[Fraction, Fraction]:
+        """Exact (width, height) with square pixels (the longer-sampled axis shrunk), upright."""
+        w, h = Fraction(self.width), Fraction(self.height)
+        if self.sar > 1:
+            h /= self.sar
+        else:
+            w *= self.sar
+        return (h, w) if self.orientation.transpose else (w, h)
+
+    def fit_short_side(self, short_side: int) -> tuple[int, int]:
+        """(width, height) with the short side at most ``short_side``, rounded half up from the exact ratio, never enlarged."""
+        w, h = self.upright()
+        scale = min(Fraction(1), short_side / min(w, h))
+        return max(1, round_half_up(w * scale)), max(1, round_half_up(h * scale))
+
+
+def geometry_of(frame: av.VideoFrame, stream: Any) -> Geometry:
+    """Geometry of a decoded frame; the aspect ratio is the container's, else the codec's, else square."""
+    for ratio in (stream.sample_aspect_ratio, stream.codec_context.sample_aspect_ratio):
+        if ratio and ratio > 0:
+            return Geometry(frame.width, frame.height, Fraction(ratio), orientation_of(frame))
+    return Geometry(frame.width, frame.height, Fraction(1), orientation_of(frame))
+
+
+def plane_array(plane: Any, width: int, height: int) -> np.ndarray:
+    """A uint8 plane as a view (height, width), whatever its padding."""
+    return np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)[:height, :width]
+
+
+def shrink(plane: np.ndarray, width: int, height: int) -> np.ndarray:
+    """Area scaling of a plane (h, w) or picture (h, w, c) uint8 to (height, width).
+
+    A large reduction is done by whole factors first (exact area means, fast), the rest by area again.
+    """
+    h, w = plane.shape[:2]
+    if (w, h) == (width, height):
+        return plane
+    fx, fy = w // width, h // height
+    if min(fx, fy) >= 2 and not (w % fx or h % fy):
+        plane = cv2.resize(plane, (w // fx, h // fy), interpolation=cv2.INTER_AREA)
+        if plane.shape[:2] == (height, width):
+            return plane
+    return cv2.resize(plane, (width, height), interpolation=_kernel(plane.shape, width, height))
+
+
+def _kernel(shape: Sequence[int], width: int, height: int) -> int:
+    return cv2.INTER_AREA if shape[1] >= width and shape[0] >= height else cv2.INTER_LINEAR
+
+
+@lru_cache(maxsize=32)
+def yuv_to_rgb_matrix(colorspace: int, full_range: bool) -> np.ndarray:
+    """3×4 float32 matrix from (Y, Cb, Cr) in 0…255 to RGB in 0…255. Source: ITU-T H.273, equations 38–40."""
+    kr, kb = _KR_KB.get(colorspace, _BT601)
+    kg = 1 - kr - kb
+    ys, cs, y0 = (1.0, 1.0, 0.0) if full_range else (255 / 219, 255 / 224, 16.0)
+    r_v, b_u = 2 * (1 - kr) * cs, 2 * (1 - kb) * cs
+    g_u, g_v = -2 * (1 - kb) * kb / kg * cs, -2 * (1 - kr) * kr / kg * cs
+    rows = np.array([[ys, 0, r_v], [ys, g_u, g_v], [ys, b_u, 0]])
+    offset = -rows @ np.array([y0, 128.0, 128.0])
+    return np.hstack([rows, offset[:, None]]).astype(np.float32)
+
+
+class Picture:
+    """One decoded frame, asked for pictures of it. What is computed once is kept for the other consumers."""
+
+    def __init__(self, frame: av.VideoFrame, geometry: Geometry) -> None:
+        self._frame = frame
+        self._geometry = geometry
+        self._small: dict[tuple[str, int, int], np.ndarray] = {}
+
+    @property
+    def stored_size(self) -> tuple[int, int]:
+        """(width, height) as stored."""
+        return self._frame.width, self._frame.height
+
+    @property
+    def geometry(self) -> Geometry:
+        """Geometry of the stream's first frame: all frames are scaled to what it gives."""
+        return self._geometry
+
+    @property
+    def is_fast(self) -> bool:
+        return self._frame.format.name in FAST_FORMATS
+
+    @property
+    def _is_full_range(self) -> bool:
+        return int(self._frame.color_range) == _FULL_RANGE or self._frame.format.name.startswith("yuvj")
+
+    def rgb(self, width: int, height: int) -> np.ndarray:
+        """Upright RGB picture, uint8 (height, width, 3)."""
+        turn = self._geometry.orientation
+        w, h = (height, width) if turn.transpose else (width, height)
+        return turn.apply(self._stored_rgb(w, h))
+
+    def small_rgb(self, width: int, height: int) -> np.ndarray:
+        """Stretched small RGB picture in stored orientation, uint8 (height, width, 3)."""
+        key = ("rgb", width, height)
+        if key not in self._small:
+            self._small[key] = self._stored_rgb(width, height)
+        return self._small[key]
+
+    def luma(self, width: int, height: int) -> np.ndarray:
+        """Stretched luma picture in stored orientation, uint8 (height, width)."""
+        key = ("luma", width, height)
+        if key not in self._small:
+            if self.is_fast:
+                self._small[key] = shrink(self._planes()[0], width, height)
+            else:
+                self._small[key] = cv2.cvtColor(self._stored_rgb(width, height), cv2.COLOR_RGB2GRAY)
+        return self._small[key]
+
+    def _planes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        w, h = self.stored_size
+        cw, ch = (w + 1) // 2, (h + 1) // 2
+        y, u, v = self._frame.planes
+        return plane_array(y, w, h), plane_array(u, cw, ch), plane_array(v, cw, ch)
+
+    def _stored_rgb(self, width: int, height: int) -> np.ndarray:
+        if self.is_fast:
+            yuv = cv2.merge([shrink(p, width, height) for p in self._planes()])
+            return np.asarray(cv2.transform(yuv, yuv_to_rgb_matrix(int(self._frame.colorspace), self._is_full_range)))
+        return shrink(self._full_rgb(), width, height)
+
+    def _full_rgb(self) -> np.ndarray:
+        """RGB at stored size through swscale, uint8 (h, w, 3); alpha dropped."""
+        frame = self._frame.reformat(format="rgb24", src_colorspace=_SWS_COLORSPACE.get(int(self._frame.colorspace)))
+        w, h = self.stored_size
+        return plane_array(frame.planes[0], w * 3, h).reshape(h, w, 3)
