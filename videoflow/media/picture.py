@@ -1,7 +1,8 @@
 """From a decoded frame to pictures: upright, square pixels, the size asked for, RGB.
 
-8-bit 4:2:0 is scaled on the decoder's own planes before colour conversion (the fast path); every other pixel format is
-converted to RGB at full size first and scaled by area after. Colour follows the tags; untagged is BT.601 as in FFmpeg.
+8-bit 4:2:0 is scaled on the decoder's own planes before colour conversion (the fast path). Every other pixel format, and
+a picture that keeps its size, is converted to RGB at full size by swscale and scaled by area after. Colour follows the
+tags; untagged is BT.601 as in FFmpeg.
 """
 
 from __future__ import annotations
@@ -202,7 +203,7 @@ class Picture:
         return plane_array(y, w, h), plane_array(u, cw, ch), plane_array(v, cw, ch)
 
     def _stored_rgb(self, width: int, height: int) -> np.ndarray:
-        if self.is_fast:
+        if self.is_fast and (width, height) != self.stored_size:
             yuv = cv2.merge([shrink(p, width, height) for p in self._planes()])
             return np.asarray(cv2.transform(yuv, yuv_to_rgb_matrix(int(self._frame.colorspace), self._is_full_range)))
         return shrink(self._full_rgb(), width, height)
