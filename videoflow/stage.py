@@ -122,9 +122,18 @@ class Stage(ABC):
     def __init__(self, params: StageParams | None = None) -> None:
         self.params: Any = params if params is not None else self.Params()
 
+    @classmethod
+    def resolve(cls, params: Any) -> Any:
+        """Parameters with every ``auto`` decided; called once when the plan is made, so that fingerprints name facts."""
+        return params
+
     @abstractmethod
     def schema(self) -> pa.Schema:
         """Arrow schema of the artifact table, head columns included."""
+
+    def required_inputs(self) -> tuple[str, ...]:
+        """Which of ``inputs`` these parameters cannot do without; the others are used if the recipe has them."""
+        return self.inputs
 
     def identity(self) -> dict[str, str]:
         """What else decides the result: weights digest, decoder identity. Enters the fingerprint."""

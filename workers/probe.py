@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from videoflow.keys import digest
 from videoflow.media.decoder import is_damaged
-from videoflow.stage import PassConsumer, Product, ShownFrame, StageParams, VideoHeader, VideoSummary
+from videoflow.stage import PassConsumer, Product, ShownFrame, VideoHeader, VideoSummary
 from videoflow.store import schemas
 from videoflow.timeline import is_vfr, lower_median, pts_to_us, round_half_up, steps_of
 from workers.decode import PassFacts
@@ -25,19 +25,12 @@ _PRIMARIES = {1: "bt709", 4: "bt470m", 5: "bt470bg", 6: "smpte170m", 9: "bt2020"
 HDR_TRANSFERS = frozenset({"pq", "hlg"})
 
 
-class ProbeParams(StageParams):
-    """``stream``: container index of the video stream; None takes the first that is no cover picture."""
-
-    stream: int | None = None
-
-
 class Probe(PassConsumer):
     """Facts of the video; every pass of a recipe begins with it."""
 
     name: ClassVar[str] = "probe"
     version: ClassVar[int] = 1
     table: ClassVar[str] = "videos"
-    Params: ClassVar[type[StageParams]] = ProbeParams
 
     def schema(self) -> pa.Schema:
         return schemas.VIDEOS

@@ -1,0 +1,200 @@
+"""Commands that compute: ``plan`` and ``run``."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from videoflow import recipe as recipes
+from videoflow.cli.progress import make_progress, say
+from videoflow.dataset.catalog import Catalog, check_name
+from videoflow.errors import InputError, SourceError
+from videoflow.estimate import estimate_frames_bytes
+from videoflow.identify import identify
+from videoflow.job import Job, JobOptions, JobSummary
+from videoflow.plan import Plan, forecast
+from videoflow.recipe import Recipe
+from videoflow.sources import scan
+
+RecipeArg = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name (clips) or a .yaml or .py file.")]
+SourceOpt = Annotated[
+    list[str] | None, typer.Option("--source", metavar="S", help="Folder, glob, file, URL or manifest; may be repeated.")
+]
+RootOpt = Annotated[str, typer.Option("--root", metavar="ROOT", help="The catalog: a folder, made if it is not there.")]
+NameOpt = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the dataset version that is published.")]
+SetOpt = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a parameter, e.g. clips.max_seconds=5; may be repeated.")
+]
+EngineOpt = Annotated[str, typer.Option("--engine", metavar="ray|local", help="What runs the work.")]
+WorkersOpt = Annotated[int | None, typer.Option("--workers", min=1, help="Workers; one a core unless told.")]
+MemoryOpt = Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="Memory for Ray's object store, e.g. 2GB.")]
+QuarantineOpt = Annotated[
+    str, typer.Option("--max-quarantined", metavar="P%", help="Exit code 3 if more videos than this are quarantined.")
+]
+JsonOpt = Annotated[bool, typer.Option("--json", help="For scripts: JSON on stdout.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("plan")(plan)
+    app.command("run")(run)
+
+
+def plan(
+    recipe: RecipeArg,
+    root: RootOpt,
+    name: NameOpt,
+    source: SourceOpt = None,
+    settings: SetOpt = None,
+    engine: EngineOpt = "ray",
+    workers: WorkersOpt = None,
+    max_quarantined: QuarantineOpt = "10%",
+    as_json: JsonOpt = False,
+) -> None:
+    """Say what a run would compute, reuse and skip, with an estimate of disk. Computes and writes nothing."""
+    check_name(name)
+    parse_percent(max_quarantined)
+    chosen = recipes.load(recipe).with_settings(settings or [])
+    built = chosen.build()
+    sources = [*chosen.sources, *(source or [])]
+    if not sources:
+        raise SourceError("no sources: give --source or list them in the recipe under sources:")
+    found = scan(sources)
+    catalog = _catalog_or_scratch(root)
+    identified = identify(catalog, found, job=None)
+    the_plan = Plan(catalog.root, catalog.ledger, chosen, built, identified.videos)
+    stages = forecast(the_plan)
+    to_decode = {v.video_key: v for videos in the_plan.missing_products().values() for v in videos}
+    estimate = estimate_frames_bytes(the_plan, list(to_decode.values()))
+    result: dict[str, Any] = {
+        "videos": len(identified.videos) + len(identified.unreadable),
+        "unreadable": len(identified.unreadable),
+        "ignored": len(found.ignored),
+        "to_decode": len(to_decode),
+        "source_bytes_to_decode": sum(v.size for v in to_decode.values()),
+        "estimated_frame_cache_bytes": estimate,
+        "stages": [asdict(s) for s in stages],
+    }
+    if as_json:
+        print(json.dumps(result))
+        return
+    say(
+        f"{result['videos']} videos ({result['unreadable']} unreadable, {result['ignored']} other files ignored); "
+        f"{len(to_decode)} to decode, {_bytes(result['source_bytes_to_decode'])} of source"
+    )
+    say(f"{'stage':<12} {'of':<6} {'cached':>8} {'compute':>8} {'quarant.':>8}  after upstream")
+    for s in stages:
+        later = f"+ those of {s.unknown} videos" if s.unknown else ""
+        say(f"{s.stage:<12} {s.grain + 's':<6} {s.cached:>8} {s.to_compute:>8} {s.quarantined:>8}  {later}")
+    say(f"frame cache to write: about {_bytes(estimate)}" if to_decode else "nothing to decode")
+
+
+def run(
+    recipe: RecipeArg,
+    root: RootOpt,
+    name: NameOpt,
+    source: SourceOpt = None,
+    settings: SetOpt = None,
+    engine: EngineOpt = "ray",
+    workers: WorkersOpt = None,
+    memory: MemoryOpt = None,
+    max_quarantined: QuarantineOpt = "10%",
+    as_json: JsonOpt = False,
+) -> None:
+    """Compute what is missing and publish a dataset version of exactly these sources' clips.
+
+    Exit codes: 0 finished; 2 wrong input; 3 too many quarantined, or nothing done (the version is published all the
+    same); 4 the system failed, run again to resume; 130 Ctrl-C, run again to resume.
+    """
+    chosen = recipes.load(recipe).with_settings(settings or [])
+    options = JobOptions(engine, workers, parse_bytes(memory), parse_percent(max_quarantined))
+    with make_progress() as progress:
+        job = Job(chosen, source or [], root=root, name=name, options=options, progress=progress)
+        summary = job.run()
+    if as_json:
+        print(json.dumps({k: getattr(summary, k) for k in JSON_KEYS}))
+    else:
+        _print_summary(summary, chosen, root)
+    raise typer.Exit(summary.exit_code)
+
+
+#: The object that `run --json` prints as its last line.
+JSON_KEYS = (
+    "job",
+    "version",
+    "videos",
+    "done",
+    "filtered",
+    "quarantined",
+    "ignored",
+    "pending",
+    "decoded_videos",
+    "frames_decoded",
+    "clips",
+    "seconds",
+)
+
+
+def _print_summary(s: JobSummary, recipe: Recipe, root: str) -> None:
+    say(f"job {s.job} · recipe {recipe.name} · {s.seconds:.1f} s")
+    say(
+        f"videos    {s.videos}: {s.done} done, {s.filtered} filtered, {s.quarantined} quarantined, {s.pending} pending"
+        f" ({s.ignored} other files ignored, {s.duplicates} more names of the same bytes)"
+    )
+    say(f"decoded   {s.decoded_videos} videos, {s.frames_decoded} frames")
+    if s.clips_without_frames:
+        say(f"filtered  {s.clips_without_frames} clips that no cached frame falls into (no_cached_frame)")
+    if s.version:
+        what = "new" if s.is_new_version else "unchanged: it was there already"
+        say(f"version   {s.version} ({what}), {s.clips} clips")
+    if s.quarantined:
+        say(f"see why:  videoflow quarantine list {root}")
+
+
+def _catalog_or_scratch(root: str) -> Catalog:
+    """The catalog at a root; where there is none, an empty one that is thrown away (planning writes nothing)."""
+    from videoflow.store.layout import Root
+
+    if Root.at(root).exists():
+        return Catalog.open(root)
+    import atexit
+    import shutil
+    import tempfile
+
+    scratch = tempfile.mkdtemp(prefix="videoflow-plan-")
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    return Catalog.open(scratch, create=True)
+
+
+def parse_percent(text: str) -> float:
+    """``10%`` or ``10`` as a share."""
+    try:
+        value = float(text.strip().removesuffix("%")) / 100
+    except ValueError as e:
+        raise InputError(f"--max-quarantined {text!r} is not a percentage like 10%") from e
+    if not 0 <= value <= 1:
+        raise InputError(f"--max-quarantined {text!r} must lie between 0% and 100%")
+    return value
+
+
+def parse_bytes(text: str | None) -> int | None:
+    """``2GB``, ``512MiB`` or plain bytes."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?)b?)?", text.strip().lower())
+    if not found:
+        raise InputError(f"--memory {text!r} is not a size like 2GB or 512MiB")
+    base = 1024 if found[3] else 1000
+    return int(float(found[1]) * base ** ("kmgt".index(found[2]) + 1 if found[2] else 0))
+
+
+def _bytes(n: int) -> str:
+    size = float(n)
+    for suffix in ("B", "kB", "MB", "GB", "TB"):
+        if size < 1000 or suffix == "TB":
+            return f"{size:.0f} {suffix}" if suffix == "B" else f"{size:.1f} {suffix}"
+        size /= 1000
+    return ""

@@ -1,0 +1,167 @@
+"""From artifact tables to the flat rows of a version: every clip with its references into the frame cache.
+
+Used twice: clip stages (embed) read frames through these references, and a version is these rows plus scores and metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import pyarrow as pa
+
+from videoflow.loader.reader import BlobRef, ClipRef
+from videoflow.store import schemas
+from videoflow.store.layout import Root
+from videoflow.store.reader import PART, ROW_ID, rows_of
+from videoflow.timeline import Grid
+
+_CHUNK_COLUMNS = ("item_key", "video_key", "chunk", "width", "height", "pts", "offsets")
+
+
+@dataclass(frozen=True)
+class CachedVideo:
+    """One video in the frame cache: its pictures' size, all cached pts, and where each record lies.
+
+    ``places``: for every cached frame (part, row id, offset, length), in order of pts.
+    """
+
+    width: int
+    height: int
+    pts: list[int]
+    places: list[BlobRef]
+
+
+@dataclass(frozen=True)
+class CachedClip:
+    """A clip row (of the clips table) with its place on the cache's grid; ``refs`` cover exactly the frames it needs."""
+
+    row: dict[str, Any]
+    grid: Grid
+    indices: range
+    video: CachedVideo
+    refs: tuple[BlobRef, ...]
+
+    @property
+    def ref(self) -> ClipRef:
+        return ClipRef(self.row["clip_key"], self.refs, self.grid, self.video.height, self.video.width)
+
+
+def clip_rows(root: Root, parts: Sequence[str], item_keys: Collection[str]) -> list[dict[str, Any]]:
+    """Rows of the clips table that are clips (not filtered), by video and time."""
+    rows = [r for r in rows_of(root, parts, item_keys).to_pylist() if r["state"] == "done"]
+    return sorted(rows, key=lambda r: (r["video_key"], r["stream"], r["t0_pts"], r["t1_pts"], r["segment"]))
+
+
+def cached_videos(root: Root, parts: Sequence[str], item_keys: Collection[str]) -> dict[str, CachedVideo]:
+    """The frame cache's light columns of these items, by video key."""
+    table = rows_of(root, parts, item_keys, columns=_CHUNK_COLUMNS, with_row_ids=True)
+    by_video: dict[str, list[dict[str, Any]]] = {}
+    for row in table.to_pylist():
+        by_video.setdefault(row["video_key"], []).append(row)
+    found = {}
+    for key, chunks in by_video.items():
+        chunks.sort(key=lambda c: c["chunk"])
+        pts = [p for c in chunks for p in c["pts"]]
+        places = [
+            BlobRef(c[PART], c[ROW_ID], a, b - a)
+            for c in chunks
+            for a, b in zip(c["offsets"], c["offsets"][1:], strict=False)
+        ]
+        found[key] = CachedVideo(chunks[0]["width"], chunks[0]["height"], pts, places)
+    return found
+
+
+def place_clip(row: dict[str, Any], video: CachedVideo | None, cache_rate: Fraction) -> CachedClip | None:
+    """A clip on its cache's grid; None if no grid time lies in it (``filtered(no_cached_frame)``)."""
+    grid = Grid(row["start_pts"], Fraction(row["tb_num"], row["tb_den"]), cache_rate)
+    indices = grid.indices(row["t0_pts"], row["t1_pts"])
+    if video is None or not indices:
+        return None
+    first, last = grid.frame_positions(video.pts, (indices[0], indices[-1]))
+    if first < 0:
+        return None
+    return CachedClip(row, grid, indices, video, tuple(_joined(video.places[first : last + 1])))
+
+
+def _joined(places: Sequence[BlobRef]) -> list[BlobRef]:
+    """One byte range a chunk: neighbouring records lie side by side."""
+    joined: list[BlobRef] = []
+    for p in places:
+        if joined and (joined[-1].part, joined[-1].row_id) == (p.part, p.row_id):
+            last = joined[-1]
+            joined[-1] = BlobRef(last.part, last.row_id, last.offset, p.offset + p.length - last.offset)
+        else:
+            joined.append(p)
+    return joined
+
+
+def version_table(
+    clips: Sequence[CachedClip],
+    *,
+    sources: Mapping[str, tuple[str, Mapping[str, Any]]],
+    splits: Mapping[str, str],
+    embeddings: Mapping[str, tuple[int, int]],
+    scores: Mapping[str, Mapping[str, Any]],
+) -> pa.Table:
+    """The rows of a version, by position.
+
+    Args:
+        sources: (uri, metadata) by video key. splits: by video key.
+        embeddings: (part, row id) by clip key. scores: by column, then by clip key.
+    """
+    rows = [_version_row(i, c, sources, splits, embeddings) for i, c in enumerate(clips)]
+    table = pa.Table.from_pylist(rows, schema=pa.schema([*schemas.VERSION_HEAD, *schemas.POOLED_SCORES]))
+    for name, values in scores.items():
+        column = pa.array([values.get(c.row["clip_key"]) for c in clips])
+        table = table.append_column(_free(name, table, "score"), column)
+    names = sorted({k for _, metadata in sources.values() for k in metadata})
+    for name in names:
+        values = [sources[c.row["video_key"]][1].get(name) for c in clips]
+        table = table.append_column(_free(name, table, "meta"), _uniform(values))
+    return table
+
+
+def _version_row(
+    position: int,
+    clip: CachedClip,
+    sources: Mapping[str, tuple[str, Mapping[str, Any]]],
+    splits: Mapping[str, str],
+    embeddings: Mapping[str, tuple[int, int]],
+) -> dict[str, Any]:
+    row, key = clip.row, clip.row["clip_key"]
+    names = {f.name for f in [*schemas.POSITION_OF_CLIP, *schemas.POOLED_SCORES]} | {"video_key", "stream", "shot", "segment"}
+    embedding = embeddings.get(key)
+    return {
+        **{n: row[n] for n in names},
+        "position": position,
+        "uri": sources[row["video_key"]][0],
+        "split": splits[row["video_key"]],
+        "weight": 1.0,
+        "bucket": 0,
+        "width": clip.video.width,
+        "height": clip.video.height,
+        "cache_fps_num": clip.grid.rate.numerator,
+        "cache_fps_den": clip.grid.rate.denominator,
+        "first_grid": clip.indices.start,
+        "grid_count": len(clip.indices),
+        "frames": [r._asdict() for r in clip.refs],
+        "embedding": {"part": embedding[0], "row_id": embedding[1]} if embedding else None,
+    }
+
+
+def _free(name: str, table: pa.Table, prefix: str) -> str:
+    """A column name that is not taken."""
+    while name in schemas.VERSION_RESERVED or name in table.column_names:
+        name = f"{prefix}_{name}"
+    return name
+
+
+def _uniform(values: list[Any]) -> pa.Array:
+    """A column of a user's values: of one scalar type, else text."""
+    kinds = {type(v) for v in values if v is not None}
+    if kinds <= {int, float} or len(kinds) <= 1 and kinds <= {str, bool, int, float}:
+        return pa.array(values)
+    return pa.array([None if v is None else str(v) for v in values], pa.string())

@@ -1,0 +1,201 @@
+"""A catalog: a root folder or bucket prefix that holds everything, and the way in for people.
+
+    import videoflow
+    catalog = videoflow.open("/data/catalog")
+    version = catalog.version("mine@3")
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from videoflow.dataset.version import Version
+from videoflow.errors import CatalogError, QueryError
+from videoflow.store import schemas
+from videoflow.store.layout import CATALOG_FILE, LEDGER, SOURCES, Root, version_dir
+from videoflow.store.ledger import Ledger
+from videoflow.store.writer import append_rows, create_table, open_table
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True)
+class VersionInfo:
+    """One published dataset version, as `versions` lists it."""
+
+    name: str
+    number: int
+    clips: int
+    videos: int
+    recipe: str
+    created: str
+    digest: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}@{self.number}"
+
+
+class Catalog:
+    """An open catalog. Nothing is cached here but the root: two processes see each other's commits."""
+
+    def __init__(self, root: Root) -> None:
+        self.root = root
+        self.ledger = Ledger(root)
+
+    def __repr__(self) -> str:
+        return f"Catalog({self.root.url!r})"
+
+    @staticmethod
+    def open(root: str | os.PathLike[str], *, create: bool = False) -> Catalog:
+        """Open a catalog, or make one where there is none if ``create``.
+
+        Raises:
+            CatalogError: no catalog there, or one of a newer format.
+        """
+        where = Root.at(root)
+        description = where.get_json(CATALOG_FILE) if where.exists() else None
+        if description is None:
+            if not create:
+                raise CatalogError(f"no catalog at {where.url}; `videoflow run … --root {where.url}` makes one")
+            _create(where)
+            description = where.get_json(CATALOG_FILE) or {}
+        number = description.get("format")
+        if not isinstance(number, int) or number > schemas.FORMAT_NUMBER:
+            raise CatalogError(
+                f"the catalog at {where.url} has format {number!r}, this videoflow knows up to {schemas.FORMAT_NUMBER}; "
+                "install a newer videoflow"
+            )
+        return Catalog(where)
+
+    # -- sources -----------------------------------------------------------------------------------------------------
+
+    def known_sources(self) -> dict[str, dict[str, Any]]:
+        """Newest row of every source, by uri."""
+        table = open_table(self.root, SOURCES).to_table()
+        newest: dict[str, dict[str, Any]] = {}
+        for row in table.to_pylist():
+            if row["uri"] not in newest or newest[row["uri"]]["at"] <= row["at"]:
+                newest[row["uri"]] = row
+        return newest
+
+    def add_sources(self, rows: list[dict[str, Any]], *, job: str) -> None:
+        now = datetime.now(UTC)
+        if rows:
+            full = [{**r, "job": job, "at": now} for r in rows]
+            append_rows(self.root, SOURCES, pa.Table.from_pylist(full, schema=schemas.SOURCES))
+
+    # -- versions ----------------------------------------------------------------------------------------------------
+
+    def versions(self, name: str | None = None) -> list[VersionInfo]:
+        """Published versions, by name and number."""
+        found = []
+        for each in [name] if name else self.root.list_dirs("versions"):
+            for number in self.version_numbers(each):
+                m = self.root.get_json(f"{version_dir(each, number)}/version.json")
+                if m is not None:
+                    found.append(
+                        VersionInfo(each, number, m["clips"], m["videos"], m["recipe"].get("name", ""), m["created"], m["digest"])
+                    )
+        return found
+
+    def version_numbers(self, name: str) -> list[int]:
+        """Numbers of a name's folders, ascending; one without a version.json was never published."""
+        return sorted(int(d) for d in self.root.list_dirs(f"versions/{check_name(name)}") if d.isdigit())
+
+    def version(self, ref: str) -> Version:
+        """A version by ``name@n``, or the newest of ``name``.
+
+        Raises:
+            QueryError: there is none; what there is, is listed.
+        """
+        name, _, number = ref.partition("@")
+        check_name(name)
+        if number and not number.isdigit():
+            raise QueryError(f"version {ref!r} is not of the form name@n")
+        numbers = [int(number)] if number else self.version_numbers(name)[::-1]
+        for n in numbers:
+            manifest = self.root.get_json(f"{version_dir(name, n)}/version.json")
+            if manifest is not None:
+                return Version(self.root, name, n, manifest)
+        there = ", ".join(v.id for v in self.versions()) or "none"
+        raise QueryError(f"no version {ref} in {self.root.url}; there are: {there}")
+
+    # -- what went wrong ---------------------------------------------------------------------------------------------
+
+    def quarantine(self) -> list[dict[str, Any]]:
+        """One row a uri whose video (or one of whose clips) is quarantined: ``uri, class, stage, message``."""
+        columns = ["stage", "item_key", "video_key", "state", "class", "message", "at"]
+        newest: dict[tuple[str, str], dict[str, Any]] = {}
+        for row in self.ledger.table(columns).to_pylist():
+            by = (row["stage"], row["item_key"] if row["stage"] not in _VIDEO_GRAIN else row["video_key"])
+            if by not in newest or newest[by]["at"] <= row["at"]:
+                newest[by] = row
+        bad: dict[str, dict[str, Any]] = {}
+        for row in sorted(newest.values(), key=lambda r: (r["stage"] != "probe", r["at"])):
+            if row["state"] == "quarantined":
+                bad.setdefault(row["video_key"], row)
+        uris: dict[str, list[str]] = {}
+        for uri, source in self.known_sources().items():
+            uris.setdefault(source["video_key"], []).append(uri)
+        return [
+            {"uri": uri, "class": row["class"], "stage": row["stage"], "message": row["message"]}
+            for key, row in bad.items()
+            for uri in sorted(uris.get(key, []))
+        ]
+
+    # -- jobs --------------------------------------------------------------------------------------------------------
+
+    def write_job(self, job: str, record: dict[str, Any]) -> None:
+        self.root.put(f"jobs/{job}.json", json.dumps(record, indent=1, default=str).encode())
+
+
+#: Stages of one item a video: a newer result under another fingerprint replaces an older one. Other stages' items are
+#: clips, of which one video has many.
+_VIDEO_GRAIN = frozenset({"sources", "probe", "frames", "shots", "quality", "clips"})
+
+
+def check_name(name: str) -> str:
+    """A version's name as given.
+
+    Raises:
+        QueryError: it cannot be a folder's name everywhere.
+    """
+    if not _NAME.fullmatch(name):
+        raise QueryError(f"version name {name!r}: use letters, digits, '.', '_' and '-', beginning with a letter or digit")
+    return name
+
+
+def _create(root: Root) -> None:
+    """Make a catalog; of two makers one wins, the tables are made by whoever comes first."""
+    create_table(root, LEDGER, schemas.LEDGER)
+    create_table(root, SOURCES, schemas.SOURCES)
+    description = {
+        "format": schemas.FORMAT_NUMBER,
+        "secret": secrets.token_hex(32),
+        "created": datetime.now(UTC).isoformat(),
+        "store": {"put_if_absent": _probe_put_if_absent(root)},
+    }
+    root.put_new(CATALOG_FILE, json.dumps(description, indent=1).encode())
+
+
+def _probe_put_if_absent(root: Root) -> bool:
+    """Whether the store refuses a second put-if-absent, as the commit protocol needs.
+
+    Raises:
+        CatalogError: it does not.
+    """
+    path = f"staging/probe-{secrets.token_hex(8)}"
+    holds = root.put_new(path, b"1") and not root.put_new(path, b"2") and root.get(path) == b"1"
+    root.delete(path)
+    if not holds:
+        raise CatalogError(f"the store at {root.url} has no atomic put-if-absent; a catalog there could lose or double data")
+    return holds

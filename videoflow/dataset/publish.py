@@ -1,0 +1,86 @@
+"""Publishing a version: its number is claimed by one conditional put, its rows are written, and another conditional put
+of ``version.json`` makes it real. A publisher that dies in between leaves a number that is never used.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from datetime import UTC, datetime
+from fractions import Fraction
+from typing import Any
+
+import lance
+import pyarrow as pa
+
+from videoflow.dataset.catalog import Catalog
+from videoflow.dataset.version import Version
+from videoflow.errors import SystemFailure
+from videoflow.keys import digest
+from videoflow.store.layout import version_dir
+from videoflow.store.schemas import DATA_STORAGE_VERSION, FORMAT_NUMBER
+from videoflow.store.writer import storage_failure
+
+#: Where bytes lie is no content: columns that two equal versions may differ in.
+_PLACES = ("frames", "embedding")
+
+
+def split_of(group: str, shares: dict[str, float]) -> str:
+    """The split of a group (a video's key, or a user's column), by its hash; shares are exact."""
+    point = Fraction(int(digest("split", group)[:16], 16), 1 << 64)
+    edge = Fraction(0)
+    names = [n for n, share in shares.items() if share > 0]
+    for name in names:
+        edge += Fraction(str(shares[name]))
+        if point < edge:
+            return name
+    return names[-1]
+
+
+def content_digest(table: pa.Table, fingerprints: dict[str, str]) -> str:
+    """Digest of a version's rows and of what computed them, without the places of bytes."""
+    light = table.drop_columns([c for c in _PLACES if c in table.column_names])
+    rows = [digest(batch.to_pydict()) for batch in light.to_batches(max_chunksize=1000)]
+    return digest("version", light.column_names, rows, fingerprints)
+
+
+def publish(catalog: Catalog, name: str, table: pa.Table, *, manifest: dict[str, Any], fingerprints: dict[str, str]) -> tuple[Version, bool]:
+    """Publish a table of clips as the next version of a name; (version, whether it is new).
+
+    If its content equals the name's newest version, that one is the answer and nothing is written.
+    """
+    content = content_digest(table, fingerprints)
+    numbers = catalog.version_numbers(name)
+    published = [v for v in catalog.versions(name) if v.number in numbers]
+    if published and published[-1].digest == content:
+        return catalog.version(published[-1].id), False
+    root, number = catalog.root, (numbers[-1] if numbers else 0) + 1
+    nonce = secrets.token_hex(8).encode()
+    while not root.put_new(f"{version_dir(name, number)}/claim", nonce) and root.get(f"{version_dir(name, number)}/claim") != nonce:
+        number += 1
+    full = {
+        "format": FORMAT_NUMBER,
+        "name": name,
+        "number": number,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "clips": len(table),
+        "videos": len(set(table["video_key"].to_pylist())),
+        "digest": content,
+        "fingerprints": fingerprints,
+        **manifest,
+    }
+    path = f"{version_dir(name, number)}/clips.lance"
+    try:
+        lance.write_dataset(
+            table,
+            root.uri(path),
+            mode="create",
+            data_storage_version=DATA_STORAGE_VERSION,
+            enable_stable_row_ids=True,
+            storage_options=root.lance_options(),
+        )
+    except OSError as e:
+        raise storage_failure(f"cannot write {root.uri(path)}", e) from e
+    if not root.put_new(f"{version_dir(name, number)}/version.json", json.dumps(full, indent=1).encode()):
+        raise SystemFailure(f"{name}@{number} was published by somebody else meanwhile; run again")
+    return Version(root, name, number, full), True

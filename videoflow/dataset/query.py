@@ -1,0 +1,29 @@
+"""SQL over a version: DuckDB on an Arrow stream of the version's rows, with the outside world shut off."""
+
+from __future__ import annotations
+
+import duckdb
+import pyarrow as pa
+
+from videoflow.dataset.version import Version
+from videoflow.errors import QueryError
+
+
+def sql(version: Version, query: str) -> pa.Table:
+    """Run one query over the table ``clips``; files, network and extensions are out of its reach.
+
+    Raises:
+        QueryError: what DuckDB says, as one line.
+    """
+    connection = duckdb.connect(":memory:", config={"enable_external_access": "false", "autoinstall_known_extensions": "false"})
+    try:
+        connection.register("clips", version.dataset())
+        result = connection.execute(query)
+        if result.description is None:
+            raise QueryError("the statement gives no rows; ask with SELECT")
+        table = result.to_arrow_table() if hasattr(result, "to_arrow_table") else result.fetch_arrow_table()
+    except duckdb.Error as e:
+        raise QueryError(f"SQL: {' '.join(str(e).split())[:400]}") from e
+    finally:
+        connection.close()
+    return table

@@ -1,0 +1,47 @@
+"""Fingerprints: what computed a result, as a key. No paths, no hosts, no package versions.
+
+fingerprint = BLAKE3(canonical JSON of stage name, stage version, parameters, identity, output schema), where identity is
+what the stage itself says decides its result: the weights' digest, the decoder's canaries. `components` keeps the parts,
+so that a plan can name the one that changed. `item_key` is what a result is for.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+from videoflow.keys import digest
+from videoflow.stage import Stage
+
+
+def components(stage: Stage) -> dict[str, Any]:
+    """The parts of a stage's fingerprint, JSON-ready."""
+    return {
+        "stage": stage.name,
+        "version": stage.version,
+        "params": stage.params.model_dump(mode="json"),
+        "identity": dict(sorted(stage.identity().items())),
+        "schema": [[f.name, str(f.type)] for f in stage.schema()],
+    }
+
+
+def fingerprint(stage: Stage) -> str:
+    """32 hex characters; equal in every process for equal components."""
+    return digest(components(stage))
+
+
+def pass_item_key(video_key: str, stream: int | None, fp: str) -> str:
+    """Key of a decode product of one video; ``stream`` is the recipe's choice, None for the first."""
+    return digest("video", video_key, stream, fp)
+
+
+def video_item_key(
+    video_key: str, input_digest: str, intervals: tuple[tuple[Fraction, Fraction], ...], fp: str
+) -> str:
+    """Key of a VideoStage's result: the digest of what it reads and the intervals asked for."""
+    return digest("rows", video_key, input_digest, [[str(a), str(b)] for a, b in intervals], fp)
+
+
+def clip_item_key(clip_key: str, input_digest: str, fp: str) -> str:
+    """Key of a ClipStage's result."""
+    return digest("clip", clip_key, input_digest, fp)

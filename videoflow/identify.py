@@ -1,0 +1,120 @@
+"""From files to contents: every file's key, without reading a file twice whose stamp has not changed.
+
+A local file is hashed where it lies; a remote one is streamed once through the hash. A file that cannot be read is
+accounted for under a key of its own (made of its uri), as an ``io_error`` of stage ``sources``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from blake3 import blake3
+
+from videoflow.dataset.catalog import Catalog
+from videoflow.keys import KEY_CHARS, digest, digest_file
+from videoflow.plan import VideoSource
+from videoflow.sources import Scan, SourceFile, filesystem
+from videoflow.store.ledger import QUARANTINED, ItemResult
+
+SOURCES_STAGE = "sources"
+_HASH_THREADS = 4
+_BLOCK = 8 << 20
+
+
+@dataclass(frozen=True)
+class Identified:
+    """The distinct contents of a scan.
+
+    Attributes:
+        videos: readable contents, by key. unreadable: (uri, key, message) of files that cannot be read.
+        changed: uris whose content is another than last time. vanished: known uris below the sources that are gone.
+        duplicates: how many files hold the bytes of another one.
+    """
+
+    videos: tuple[VideoSource, ...]
+    unreadable: tuple[tuple[str, str, str], ...]
+    changed: tuple[str, ...]
+    vanished: tuple[str, ...]
+    duplicates: int
+
+
+def identify(catalog: Catalog, scan: Scan, *, job: str | None, on_file: Callable[[], None] = lambda: None) -> Identified:
+    """Key every file; with ``job`` set, write what is new to the sources table (a plan writes nothing)."""
+    known = catalog.known_sources()
+    keyed: list[tuple[SourceFile, str]] = []
+    unreadable: list[tuple[str, str, str]] = []
+    with ThreadPoolExecutor(_HASH_THREADS) as pool:
+        for file, key in zip(scan.files, pool.map(lambda f: _key(f, known), scan.files), strict=True):
+            on_file()
+            if key.startswith("!"):
+                unreadable.append((file.uri, digest("unreadable", file.uri), key[1:]))
+            else:
+                keyed.append((file, key))
+    changed = tuple(f.uri for f, k in keyed if f.uri in known and known[f.uri]["video_key"] != k)
+    there = {f.uri for f in scan.files}
+    vanished = tuple(u for u in sorted(known) if u not in there and u.startswith(scan.prefixes)) if scan.prefixes else ()
+    if job is not None:
+        _record(catalog, keyed, unreadable, known, job)
+    videos = _distinct(keyed)
+    return Identified(videos, tuple(unreadable), changed, vanished, len(keyed) - len(videos))
+
+
+def _key(file: SourceFile, known: dict[str, dict[str, Any]]) -> str:
+    """The content's key, or "!" and why the file cannot be read."""
+    if file.problem:
+        return f"!{file.problem}"
+    row = known.get(file.uri)
+    if row and file.stamp and (row["stamp"], row["size"]) == (file.stamp, file.size):
+        return str(row["video_key"])
+    try:
+        return digest_file(file.path) if file.is_local else _digest_remote(file.path)
+    except OSError as e:
+        return f"!cannot read the file: {e.strerror or type(e).__name__}"
+
+
+def _digest_remote(url: str) -> str:
+    fs, path = filesystem(url)
+    hasher = blake3()
+    with fs.open(path, "rb", block_size=_BLOCK) as f:
+        while block := f.read(_BLOCK):
+            hasher.update(block)
+    return hasher.hexdigest()[:KEY_CHARS]
+
+
+def _record(
+    catalog: Catalog,
+    keyed: Iterable[tuple[SourceFile, str]],
+    unreadable: Iterable[tuple[str, str, str]],
+    known: dict[str, dict[str, Any]],
+    job: str,
+) -> None:
+    rows = []
+    for file, key in keyed:
+        metadata = json.dumps(file.metadata, sort_keys=True, default=str)
+        old = known.get(file.uri)
+        if not old or (old["stamp"], old["video_key"], old["metadata"]) != (file.stamp, key, metadata):
+            rows.append({"uri": file.uri, "size": file.size, "stamp": file.stamp, "video_key": key, "metadata": metadata})
+    lost = [(uri, key, why) for uri, key, why in unreadable if known.get(uri, {}).get("video_key") != key]
+    rows += [{"uri": uri, "size": 0, "stamp": "", "video_key": key, "metadata": "{}"} for uri, key, _ in lost]
+    catalog.add_sources(rows, job=job)
+    entries = [
+        (SOURCES_STAGE, "", "", ItemResult(key, key, "", state=QUARANTINED, reason="io_error", message=why)) for _, key, why in lost
+    ]
+    catalog.ledger.append(entries, job=job)
+
+
+def _distinct(keyed: Iterable[tuple[SourceFile, str]]) -> tuple[VideoSource, ...]:
+    """One video a content: the first uri names it, intervals of all its names add up."""
+    found: dict[str, VideoSource] = {}
+    for file, key in sorted(keyed, key=lambda pair: pair[0].uri):
+        if key not in found:
+            found[key] = VideoSource(key, file.path, file.uri, file.size, file.stamp, file.metadata, file.intervals)
+        else:
+            old = found[key]
+            new = tuple(i for i in file.intervals if i not in old.intervals)
+            found[key] = replace(old, metadata={**file.metadata, **old.metadata}, intervals=old.intervals + new)
+    return tuple(found[k] for k in sorted(found))

@@ -1,0 +1,403 @@
+"""The loader: a dataset version as an endless, resumable stream of batches that can be named and made again.
+
+Which samples a step has follows from (version, options, seed, epoch, step) alone, on any number of ranks. Two threads
+make batches ahead of the trainer; the trainer's waits are measured here, around ``next``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from videoflow.errors import LoaderError, MissingExtra
+from videoflow.loader.ahead import ReadAhead
+from videoflow.loader.batches import Batch, BatchMaker
+from videoflow.loader.embeddings import EmbeddingReader
+from videoflow.loader.engine import make_engine, refuse_mixed_sizes
+from videoflow.loader.fit import check_fit, parse_size, place
+from videoflow.loader.order import Order
+from videoflow.loader.reader import ClipReader, VersionSource
+from videoflow.loader.report import LoaderReport
+from videoflow.loader.rows import EMBEDDING, VersionRows, load_rows
+from videoflow.loader.sampling import FrameCount, parse_fps, sample_clips
+from videoflow.loader.state import LoaderConfig, LoaderState
+from videoflow.telemetry.spans import STAGES, SpanRing
+from videoflow.telemetry.stall import StallMeter
+
+
+class Loader:
+    """Batches of a dataset version.
+
+    Args:
+        version: the version; anything that meets ``VersionSource``.
+        batch_size: clips of a global batch; rank r takes slots [r·B/W, (r + 1)·B/W), so it must be a multiple of the
+            world size.
+        frames: frames of a sample: a number, or ``"1+8k"`` for the largest such count that fits each clip (a batch then
+            has the largest count among its clips, on all ranks, and shorter ones are padded).
+        fps: frames a second; must divide the rate of the cache. None: the cache's own.
+        size: S for S×S, (height, width), or None for the cached size.
+        fit: ``"crop"`` | ``"pad"`` | ``"stretch"``: how pictures of another shape go into ``size``.
+        short: clips with fewer frames: ``"pad"`` repeats the last one (``frame_valid`` False), ``"skip"`` leaves them
+            out, ``"error"``.
+        seed: any integer.
+        shuffle: True, or False for the version's order.
+        split: clips of this split only.
+        filter: SQL condition on the version's columns.
+        epochs: how many to go through, None for no end.
+        tail: ``"drop"`` leaves out the rest that fills no batch (another rest every epoch), ``"pad"`` delivers it with
+            ``valid`` False in the empty slots. All ranks always take the same number of steps.
+        device: where tensors go: None for the CPU, or like ``"cuda:0"``.
+        engine: ``"auto"`` | ``"cpu"`` | ``"dali"``.
+        rank, world_size: from torch.distributed if it is initialised, else 0 of 1.
+        columns: further columns of the version for each batch; ``"embedding"`` brings the clips' vectors.
+        allow_uneven: take a rate that does not divide the cache's; each frame is then the last cached one at or before
+            its time.
+        threads: decoding threads on the CPU.
+        prefetch: finished batches that may wait for the trainer.
+        transform: last step, batch → batch; runs on one of the loader's threads.
+        bad_samples: ``"error"``: a sample that is damaged for good raises BadSample, naming the clip. (Substitution,
+            with a record of it for replay, is not there yet.)
+
+    A batch is a dict, b = batch_size / world_size; an empty slot of a padded tail has zeros, ``clip_key`` "" and
+    ``position`` −1:
+        ``video`` uint8 (b, T, C, H, W) RGB, a permuted view of (b, T, H, W, C) memory · ``pts_seconds`` float64 (b, T),
+        the stream time of each delivered frame · ``frame_valid`` bool (b, T) · ``valid`` bool (b,) · ``clip_key`` list
+        of str · ``position`` int64 (b,), the clip's position in the version · the asked columns: ``embedding`` float32
+        (b, D), numbers as tensors, text as lists.
+
+    Iterating starts the threads and goes through the epochs without a pause; a loop that was left goes on where it
+    stood.
+
+    Raises:
+        LoaderError: options that do not fit the version, each with what would.
+        MissingExtra: torch, or DALI where it was asked for, is not installed.
+        BadSample, SystemFailure: from ``next``, when a batch could not be made.
+    """
+
+    def __init__(
+        self,
+        version: VersionSource,
+        *,
+        batch_size: int,
+        frames: int | str,
+        fps: object = None,
+        size: int | tuple[int, int] | None = None,
+        fit: str = "crop",
+        short: str = "pad",
+        seed: int = 0,
+        shuffle: bool = True,
+        split: str | None = None,
+        filter: str | None = None,
+        epochs: int | None = None,
+        tail: str = "drop",
+        device: Any = None,
+        engine: str = "auto",
+        rank: int | None = None,
+        world_size: int | None = None,
+        columns: Sequence[str] = (),
+        allow_uneven: bool = False,
+        threads: int = 2,
+        prefetch: int = 2,
+        transform: Callable[[Batch], Batch] | None = None,
+        bad_samples: str = "error",
+    ) -> None:
+        started_ns = time.perf_counter_ns()
+        self._ahead: ReadAhead | None = None
+        rank, world_size = _placed(rank, world_size)
+        _check(
+            batch_size,
+            world_size=world_size,
+            rank=rank,
+            epochs=epochs,
+            prefetch=prefetch,
+            bad_samples=bad_samples,
+        )
+        config = LoaderConfig(
+            batch_size=batch_size,
+            frames=FrameCount.parse(frames).option,
+            fps=None if fps is None else str(parse_fps(fps)),
+            size=parse_size(size),
+            fit=check_fit(fit),
+            short=short,
+            seed=int(seed),
+            shuffle=shuffle,
+            split=split,
+            filter=filter,
+            tail=tail,
+            columns=tuple(columns),
+            allow_uneven=allow_uneven,
+            bad_samples=bad_samples,
+        )
+        self._state = LoaderState(version.id, version.digest, config)
+        self._epochs, self._prefetch = epochs, prefetch
+        device = _checked_device(device)
+        self._prepare(version, config, engine=make_engine(engine, device=device, threads=threads))
+        maker = self._maker(version, config, rank=rank, world_size=world_size, device=device, transform=transform)
+        self._steps = [(stage, getattr(maker, stage)) for stage in STAGES if stage != "queue"]
+        self._ring = SpanRing(max(4096, 8 * len(STAGES) * (prefetch + 4)))
+        self._meter = StallMeter(self._ring, set_up_ns=time.perf_counter_ns() - started_ns)
+
+    def _prepare(self, version: VersionSource, config: LoaderConfig, *, engine: Any) -> None:
+        self._rows = load_rows(version, split=config.split, where=config.filter, columns=config.columns)
+        ints = self._rows.ints
+        self._sampling = sample_clips(
+            grid_count=ints["grid_count"],
+            cache_fps=(ints["cache_fps_num"], ints["cache_fps_den"]),
+            frames=FrameCount.parse(config.frames),
+            fps=parse_fps(config.fps),
+            short=config.short,
+            allow_uneven=config.allow_uneven,
+            clip_keys=self._rows.clip_keys,
+        )
+        num_clips = len(self._sampling.kept)
+        self._order = Order(num_clips, config.batch_size, config.seed, config.shuffle, config.tail)
+        if not self._order.steps_per_epoch:
+            num_short = len(self._rows) - num_clips
+            left_out = f" ({num_short} were left out as too short)" if num_short else ""
+            raise LoaderError(
+                f"{num_clips} clips{left_out} fill no batch of {config.batch_size}; use a smaller batch_size, or "
+                "tail='pad' if there are any"
+            )
+        if config.size is None:
+            _check_sizes(self._rows.sizes[self._sampling.kept], config)
+        self._engine = engine
+        self._shared = _Shared(engine)
+        self._finalizer = weakref.finalize(self, self._shared.close)
+        self._pid = os.getpid()
+        self._number = 0
+        self._fresh = True
+
+    def _maker(self, version: VersionSource, config: LoaderConfig, **placing: Any) -> BatchMaker:
+        options = version.storage_options
+        if not version.tables.get("frames"):
+            raise LoaderError(f"version {version.id} has no cached frames; its recipe needs the frames stage")
+        return BatchMaker(
+            rows=self._rows,
+            sampling=self._sampling,
+            order=self._order,
+            reader=ClipReader(version.tables["frames"], options),
+            embeddings=EmbeddingReader(version.tables["embeddings"], options) if EMBEDDING in config.columns else None,
+            engine=self._engine,
+            size=config.size,
+            fit=config.fit,
+            **placing,
+        )
+
+    def __repr__(self) -> str:
+        config = self._state.config
+        return (
+            f"Loader({self._state.version}, {len(self._sampling.kept)} clips, batch_size={config.batch_size}, "
+            f"frames={config.frames!r}, "
+            f"engine={self._engine.name!r}, epoch={self._state.epoch}, step={self._state.step})"
+        )
+
+    def __len__(self) -> int:
+        """Steps of an epoch."""
+        return self._order.steps_per_epoch
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        self._check_usable()
+        state = self._state
+        if self._epochs is not None and state.epoch >= self._epochs:
+            self._stop()
+            raise StopIteration
+        ahead = self._ahead or self._start()
+        start_ns = time.perf_counter_ns()
+        made = ahead.get()
+        end_ns = time.perf_counter_ns()
+        if made is None:  # another thread closed the loader
+            raise StopIteration
+        if made.error is not None:
+            self._stop()
+            raise made.error
+        kind = "first_batch" if self._fresh else "epoch_turn" if state.step == 0 else "steady"
+        self._meter.delivered(made.number, kind, start_ns, end_ns)
+        self._fresh = False
+        self._number = made.number + 1
+        self._state = _after(state, len(self))
+        return made.value
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the trainer stands: batches that were delivered, not those read ahead. JSON types only."""
+        return self._state.to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after the last batch that was delivered when ``state`` was taken, on any number of ranks.
+
+        Raises:
+            StateMismatch: the state is of another version or configuration; the difference is named.
+            LoaderError: it is no loader state.
+        """
+        self._check_usable()
+        moved = self._state.moved_to(state, steps_per_epoch=len(self))
+        self._stop()
+        self._state = moved
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch, from 0."""
+        return self._state.epoch
+
+    @property
+    def step(self) -> int:
+        """The step of the next batch inside its epoch, from 0."""
+        return self._state.step
+
+    def report(self) -> LoaderReport:
+        """Counts, and where the trainer's waits went."""
+        return LoaderReport(
+            version=self._state.version,
+            engine=self._engine.name,
+            num_clips=len(self._sampling.kept),
+            num_short=self._sampling.num_short,
+            num_left_out=len(self._rows) - len(self._sampling.kept),
+            num_enlarged=_count_enlarged(self._rows, self._sampling.kept, self._state.config),
+            steps_per_epoch=len(self),
+            num_batches=self._meter.num_batches,
+            stall=self._meter.report(),
+        )
+
+    def close(self) -> None:
+        """End the threads and free the engine; the loader cannot be used afterwards. Closing twice is fine."""
+        self._ahead = None
+        self._finalizer()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise LoaderError(
+                "this loader was made in another process: its threads do not survive a fork and Lance hangs in a "
+                "forked child; "
+                "make the loader inside the child, or start the child with the 'spawn' method. It replaces a "
+                "DataLoader, so it needs no workers"
+            )
+        if not self._finalizer.alive:
+            raise LoaderError("this loader is closed; make a new one and load its state_dict() to go on")
+
+    def _start(self) -> ReadAhead:
+        started_ns = time.perf_counter_ns()
+        orders = _orders(len(self), self._epochs, self._state.epoch, self._state.step)
+        split = next(i for i, (stage, _) in enumerate(self._steps) if stage == "decode")
+        self._ahead = self._shared.ahead = ReadAhead(
+            orders,
+            first=self._steps[:split],
+            second=self._steps[split:],
+            prefetch=self._prefetch,
+            ring=self._ring,
+            first_number=self._number,
+        )
+        self._fresh = True
+        self._ahead.start()
+        self._meter.set_up_ns += time.perf_counter_ns() - started_ns
+        return self._ahead
+
+    def _stop(self) -> None:
+        if self._ahead is not None:
+            self._ahead.stop()
+            self._ahead = self._shared.ahead = None
+            self._number += self._prefetch + 4  # numbers of batches that were made and dropped are not used again
+
+
+class _Shared:
+    """What must be ended when a loader goes; it does not know the loader, so that one can be collected."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.ahead: ReadAhead | None = None
+        self.pid = os.getpid()
+
+    def close(self) -> None:
+        if os.getpid() != self.pid:  # a forked child has none of the threads
+            return
+        if self.ahead is not None:
+            self.ahead.stop()
+        self.engine.close()
+
+
+def _placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    try:
+        import torch.distributed as dist
+    except ImportError as e:
+        raise MissingExtra("torch", needed_for="the loader", extra="torch") from e
+    running = dist.is_available() and dist.is_initialized()
+    if (rank is None) != (world_size is None):
+        raise LoaderError(f"rank={rank} and world_size={world_size}: give both or none of them")
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    return (dist.get_rank(), dist.get_world_size()) if running else (0, 1)
+
+
+def _checked_device(device: Any) -> str | None:
+    """A torch device's name, None for the CPU. Raises LoaderError for one that is not there."""
+    import torch
+
+    try:
+        kind = None if device is None else torch.device(device).type
+    except RuntimeError as e:
+        raise LoaderError(f"device={device!r} cannot be used; allowed are None, 'cpu', 'cuda' or 'cuda:N'") from e
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise LoaderError(f"device={device!r} cannot be used: torch sees no CUDA device; leave it out for the CPU")
+    return None if kind in (None, "cpu") else str(device)
+
+
+def _check(batch_size: int, *, world_size: int, rank: int, epochs: int | None, prefetch: int, bad_samples: str) -> None:
+    if not 0 <= rank < world_size:
+        raise LoaderError(f"rank={rank} must lie in [0, world_size={world_size})")
+    if batch_size < 1 or batch_size % world_size:
+        raise LoaderError(
+            f"batch_size={batch_size} is global and must be a multiple of the world size {world_size}, above 0"
+        )
+    if epochs is not None and epochs < 1:
+        raise LoaderError(f"epochs={epochs} cannot be used; it must be at least 1, or None for no end")
+    if prefetch < 1:
+        raise LoaderError(f"prefetch={prefetch} cannot be used; it must be at least 1")
+    if bad_samples != "error":
+        raise LoaderError(f"bad_samples={bad_samples!r} is not there yet; only 'error' is")
+
+
+def _check_sizes(sizes: np.ndarray, config: LoaderConfig) -> None:
+    """Find mixed sizes before the first step; in the version's own order only batches that really mix them are
+    refused.
+    """
+    if config.batch_size == 1 or not (sizes != sizes[0]).any():
+        return
+    step = len(sizes) if config.shuffle else config.batch_size
+    for first in range(0, len(sizes), step):
+        refuse_mixed_sizes({(int(h), int(w)) for h, w in np.unique(sizes[first : first + step], axis=0)})
+
+
+def _count_enlarged(rows: VersionRows, kept: np.ndarray, config: LoaderConfig) -> int:
+    sizes, counts = np.unique(rows.sizes[kept], axis=0, return_counts=True)
+    return sum(
+        int(n)
+        for (h, w), n in zip(sizes, counts, strict=True)
+        if place(int(h), int(w), config.size, config.fit).enlarges
+    )
+
+
+def _orders(steps_per_epoch: int, epochs: int | None, epoch: int, step: int) -> Iterator[tuple[int, int]]:
+    """(epoch, step) pairs from a state on."""
+    while epochs is None or epoch < epochs:
+        yield epoch, step
+        step += 1
+        if step == steps_per_epoch:
+            epoch, step = epoch + 1, 0
+
+
+def _after(state: LoaderState, steps_per_epoch: int) -> LoaderState:
+    turned = state.step + 1 == steps_per_epoch
+    epoch, step = (state.epoch + 1, 0) if turned else (state.epoch, state.step + 1)
+    return LoaderState(state.version, state.version_digest, state.config, epoch, step)

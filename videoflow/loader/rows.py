@@ -1,0 +1,176 @@
+"""A version's rows as the loader needs them: read once, kept as Arrow and numpy columns, made into objects a batch at a
+time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from videoflow.errors import LoaderError, SystemFailure
+from videoflow.loader.reader import BlobRef, ClipRef, VersionSource
+from videoflow.timeline import Grid
+
+INTEGERS = (
+    "tb_num",
+    "tb_den",
+    "start_pts",
+    "width",
+    "height",
+    "cache_fps_num",
+    "cache_fps_den",
+    "first_grid",
+    "grid_count",
+    "position",
+)
+#: Names a batch uses itself.
+BATCH_NAMES = frozenset({"video", "pts_seconds", "frame_valid", "valid", "clip_key", "position"})
+EMBEDDING = "embedding"
+
+
+class VersionRows:
+    """The chosen rows of a version, in order of position.
+
+    Attributes:
+        ints: int64 (n,) by column name, see INTEGERS.
+        scalars: the asked columns as Arrow arrays.
+    """
+
+    def __init__(self, table: pa.Table, columns: Sequence[str]) -> None:
+        positions = table["position"].to_numpy()
+        if np.any(positions[1:] <= positions[:-1]):
+            table = table.take(pa.array(np.argsort(positions, kind="stable")))
+        self.ints = {name: table[name].to_numpy().astype(np.int64) for name in INTEGERS}
+        self.scalars = {name: table[name].combine_chunks() for name in columns if name != EMBEDDING}
+        self._keys = table["clip_key"].combine_chunks()
+        frames = table["frames"].combine_chunks()
+        frames = pa.concat_arrays(frames.chunks) if isinstance(frames, pa.ChunkedArray) else frames
+        self._ref_starts = frames.offsets.to_numpy()
+        self._refs = {name: _child(frames.values, name) for name in BlobRef._fields}
+        self._embedding = _embedding_refs(table) if EMBEDDING in columns else None
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __repr__(self) -> str:
+        return f"VersionRows({len(self)} clips)"
+
+    @property
+    def clip_keys(self) -> Any:
+        """Clip keys by row, for an error's message."""
+        return self._keys
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Cached (height, width): int64 (n, 2)."""
+        return np.stack([self.ints["height"], self.ints["width"]], axis=1)
+
+    def keys(self, rows: np.ndarray) -> list[str]:
+        return list(self._keys.take(pa.array(rows)).to_pylist())
+
+    def clip_refs(self, rows: np.ndarray) -> list[ClipRef]:
+        """What the reader needs of some rows."""
+        return [self._clip_ref(int(row), key) for row, key in zip(rows, self.keys(rows), strict=True)]
+
+    def _clip_ref(self, row: int, key: str) -> ClipRef:
+        ints = {name: int(column[row]) for name, column in self.ints.items()}
+        span = range(int(self._ref_starts[row]), int(self._ref_starts[row + 1]))
+        refs = tuple(BlobRef(*(int(self._refs[name][i]) for name in BlobRef._fields)) for i in span)
+        rate = Fraction(ints["cache_fps_num"], ints["cache_fps_den"])
+        grid = Grid(ints["start_pts"], Fraction(ints["tb_num"], ints["tb_den"]), rate)
+        return ClipRef(key, refs, grid, ints["height"], ints["width"])
+
+    def embedding_refs(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(parts, row ids) of some rows' embeddings: int64 (n,) each; the column must have been asked for."""
+        if self._embedding is None:
+            raise LoaderError("the embedding column was not asked for; use columns=('embedding',)")
+        return self._embedding[0][rows], self._embedding[1][rows]
+
+
+def _child(array: pa.StructArray, name: str) -> np.ndarray:
+    return np.asarray(array.field(name).to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def _embedding_refs(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    column = table[EMBEDDING].combine_chunks()
+    if column.null_count:
+        raise LoaderError(
+            f"{column.null_count} of {len(column)} clips have no embedding; leave them out with filter='embedding "
+            "IS NOT NULL', "
+            "or run the embed stage on them and publish a new version"
+        )
+    return _child(column, "part"), _child(column, "row_id")
+
+
+def load_rows(source: VersionSource, *, split: str | None, where: str | None, columns: Sequence[str]) -> VersionRows:
+    """Read the rows of a version that a loader needs.
+
+    Args:
+        split: rows of this split only.
+        where: SQL condition on the version's columns (Lance's filter syntax), together with the split.
+        columns: further columns for the batches.
+
+    Raises:
+        LoaderError: an unknown column, a condition that is no SQL, or no row that meets it.
+        SystemFailure: the version cannot be read.
+    """
+    try:
+        dataset = lance.dataset(source.clips_uri, storage_options=source.storage_options)
+    except Exception as e:
+        raise SystemFailure(f"cannot open version {source.id}: {str(e).splitlines()[0][:300]}") from e
+    check_columns(columns, dataset.schema, source)
+    wanted = list(dict.fromkeys([*INTEGERS, "clip_key", "frames", *columns]))
+    conditions = [f"({where})"] if where else []
+    if split is not None:
+        conditions.append("split = '" + split.replace("'", "''") + "'")
+    try:
+        table = dataset.scanner(columns=wanted, filter=" AND ".join(conditions) or None).to_table()
+    except Exception as e:
+        if not where:
+            raise SystemFailure(f"cannot read version {source.id}: {str(e).splitlines()[0][:300]}") from e
+        raise LoaderError(
+            f"filter={where!r} cannot be used on version {source.id}: {str(e).splitlines()[0][:300]}"
+        ) from e
+    if table.num_rows == 0:
+        raise LoaderError(f"no clip of version {source.id} has {_asked(split, where)}{_splits_of(dataset, split)}")
+    return VersionRows(table, columns)
+
+
+def _asked(split: str | None, where: str | None) -> str:
+    asked = [f"split={split!r}"] * (split is not None) + [f"filter={where!r}"] * bool(where)
+    return " and ".join(asked) or "any rows: it is empty"
+
+
+def _splits_of(dataset: Any, split: str | None) -> str:
+    if split is None:
+        return ""
+    names = pc.unique(dataset.scanner(columns=["split"]).to_table()["split"]).to_pylist()
+    return f"; its splits are {', '.join(sorted(str(n) for n in names))}"
+
+
+def check_columns(columns: Sequence[str], schema: pa.Schema, source: VersionSource) -> None:
+    """Raises LoaderError for columns that a batch cannot carry."""
+    fit = [f.name for f in schema if f.name not in BATCH_NAMES and (_is_scalar(f.type) or f.name == EMBEDDING)]
+    for name in columns:
+        if name in BATCH_NAMES:
+            raise LoaderError(f"columns: {name!r} is in every batch already; leave it out")
+        if name not in fit:
+            raise LoaderError(
+                f"columns: version {source.id} has no single-valued column {name!r}; it has {', '.join(fit)}"
+            )
+    if EMBEDDING in columns and not source.tables.get("embeddings"):
+        raise LoaderError(
+            f"columns: version {source.id} has no embeddings; add the embed stage to the recipe and publish a new "
+            "version"
+        )
+
+
+def _is_scalar(dtype: pa.DataType) -> bool:
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string)
+    return any(is_kind(dtype) for is_kind in kinds)

@@ -1,0 +1,253 @@
+"""Where videos come from: folders, globs, URLs and manifests become a list of files, before any of them is opened.
+
+A folder is walked to its bottom. A file is a video by its extension, or by its first bytes where the extension is unknown
+or missing; everything else is *ignored* and counted, not quarantined. A manifest (Parquet, CSV, TSV, JSONL) names files in
+a column ``uri``; rows with ``start`` and ``end`` (seconds of stream time) become clips of their own; all other columns
+travel along as metadata.
+"""
+
+from __future__ import annotations
+
+import glob as local_glob
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from videoflow.errors import MissingExtra, SourceError, SystemFailure
+from videoflow.manifest import MANIFEST_EXTENSIONS, ManifestRow, read_manifest
+from videoflow.media.container import HEAD_BYTES, sniff
+
+VIDEO_EXTENSIONS = frozenset(
+    ".mp4 .m4v .mov .qt .mkv .webm .avi .flv .f4v .wmv .asf .mpg .mpeg .mpe .m2v .m2ts .mts .ts .vob .ogv .ogm .ogg "
+    ".3gp .3g2 .mxf .gif .divx .y4m .h264 .264 .h265 .265 .hevc .vvc .266 .av1 .ivf .rm .rmvb .dv .mj2 .nut".split()
+)
+#: Files that lie beside videos and are none, whatever their first bytes say.
+SIDECAR_EXTENSIONS = frozenset(
+    ".txt .md .json .jsonl .ndjson .yaml .yml .toml .xml .csv .tsv .parquet .html .htm .srt .vtt .ass .ssa .sub .idx .nfo "
+    ".jpg .jpeg .png .webp .bmp .tif .tiff .npy .npz .pt .pkl .wav .mp3 .flac .m4a .aac .opus .pdf .log .py .sh .zip .tar "
+    ".gz .bz2 .xz .7z .part .tmp .crdownload .md5 .sha1 .sha256 .ds_store .ini .db".split()
+)
+#: Extensions that mean something else just as often: their first bytes decide.
+AMBIGUOUS_EXTENSIONS = frozenset({".ts", ".ogg", ".dv", ".sub"})
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file that is to be a video.
+
+    Attributes:
+        uri: printable name without credentials or query; an absolute path for local files.
+        path: what opens it (local path, or URL for fsspec). Not printed, not stored.
+        size: bytes. stamp: etag, else modification time: equal stamps mean unchanged content.
+        metadata: the manifest's other columns. intervals: (start, end) seconds asked for, in the manifest's order.
+        problem: why it cannot be read, None if it can.
+    """
+
+    uri: str
+    path: str = field(repr=False)
+    size: int = 0
+    stamp: str = ""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    intervals: tuple[tuple[Fraction, Fraction], ...] = ()
+    problem: str | None = None
+
+    @property
+    def is_local(self) -> bool:
+        return "://" not in self.path
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What the sources hold: ``files`` by uri, without doubles; ``ignored`` names what is no video."""
+
+    files: tuple[SourceFile, ...]
+    ignored: tuple[str, ...]
+    prefixes: tuple[str, ...]  # folders that were walked: known sources below them that are gone have vanished
+
+
+def scan(sources: Iterable[str]) -> Scan:
+    """List all sources.
+
+    Raises:
+        SourceError: a source that is not there, or a manifest that cannot be read (with its row).
+        SystemFailure: storage that cannot be listed.
+    """
+    files: dict[str, SourceFile] = {}
+    ignored: dict[str, None] = {}
+    prefixes: list[str] = []
+    for source in sources:
+        before = len(ignored)
+        found = list(_scan_one(source, ignored, prefixes))
+        if not found and len(ignored) == before:
+            raise SourceError(f"source {printable(source)} holds no files")
+        for f in found:
+            files[f.uri] = _merge(files[f.uri], f) if f.uri in files else f
+    return Scan(tuple(files[u] for u in sorted(files)), tuple(sorted(set(ignored) - set(files))), tuple(prefixes))
+
+
+def _merge(a: SourceFile, b: SourceFile) -> SourceFile:
+    """One file named twice: intervals add up, later metadata wins."""
+    new = tuple(i for i in b.intervals if i not in a.intervals)
+    return replace(a, metadata={**a.metadata, **b.metadata}, intervals=a.intervals + new)
+
+
+def _scan_one(source: str, ignored: dict[str, None], prefixes: list[str]) -> Iterator[SourceFile]:
+    if "://" in source and not source.startswith("file://"):
+        yield from _scan_remote(source, ignored, prefixes)
+        return
+    path = os.path.abspath(os.path.expanduser(source.removeprefix("file://")))
+    if os.path.isdir(path):
+        prefixes.append(printable(path) + os.sep)
+        yield from _screen(((p, p) for p in _walk(path)), ignored)
+    elif os.path.isfile(path):
+        if Path(path).suffix.lower() in MANIFEST_EXTENSIONS:
+            yield from _from_manifest(path)
+        else:
+            yield _local_file(path)
+    elif any(c in source for c in "*?["):
+        matches = sorted(local_glob.glob(path, recursive=True))
+        if not matches:
+            raise SourceError(f"source {printable(source)}: no file matches")
+        for match in matches:
+            if os.path.isdir(match):
+                yield from _screen(((p, p) for p in _walk(match)), ignored)
+            else:
+                yield from _screen([(match, match)], ignored)
+    else:
+        raise SourceError(f"source {printable(source)} does not exist (a folder, file, glob, URL or manifest)")
+
+
+def _walk(folder: str) -> Iterator[str]:
+    """Files below a folder, sorted; links are followed once, hidden names are left out."""
+    seen: set[tuple[int, int]] = set()
+    stack = [folder]
+    while stack:
+        here = stack.pop()
+        try:
+            info = os.stat(here)
+            entries = sorted(os.scandir(here), key=lambda e: e.name, reverse=True)
+        except OSError as e:
+            raise SystemFailure(f"cannot list {printable(here)}: {e.strerror}") from e
+        if (info.st_dev, info.st_ino) in seen:
+            continue
+        seen.add((info.st_dev, info.st_ino))
+        for entry in reversed(entries):
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                stack.append(entry.path)
+            elif entry.is_file() or entry.is_symlink():
+                yield entry.path
+
+
+def _screen(named: Iterable[tuple[str, str]], ignored: dict[str, None]) -> Iterator[SourceFile]:
+    """Local files of a folder or glob: videos go on, the others are ignored."""
+    for path, _ in named:
+        suffix = Path(path).suffix.lower()
+        if suffix in VIDEO_EXTENSIONS - AMBIGUOUS_EXTENSIONS:
+            yield _local_file(path)
+        elif suffix in SIDECAR_EXTENSIONS - AMBIGUOUS_EXTENSIONS or sniff(_head(path)) is None:
+            ignored[printable(path)] = None
+        else:
+            yield _local_file(path)
+
+
+def _head(path: str) -> bytes:
+    try:
+        with open(path, "rb") as f:
+            return f.read(HEAD_BYTES)
+    except OSError:
+        return b""
+
+
+def _local_file(path: str, *, metadata: dict[str, Any] | None = None) -> SourceFile:
+    uri = printable(path)
+    try:
+        info = os.stat(path)
+        if not os.path.isfile(path):
+            return SourceFile(uri, path, metadata=metadata or {}, problem="not a regular file")
+    except OSError as e:
+        return SourceFile(uri, path, metadata=metadata or {}, problem=f"cannot read the file: {e.strerror}")
+    return SourceFile(uri, path, info.st_size, f"mtime:{info.st_mtime_ns}", metadata or {})
+
+
+def _scan_remote(source: str, ignored: dict[str, None], prefixes: list[str]) -> Iterator[SourceFile]:
+    fs, root = filesystem(source)
+    shown = printable(source)
+    try:
+        if any(c in source for c in "*?["):
+            found = fs.glob(root, detail=True)
+        elif fs.isfile(root):
+            if Path(root).suffix.lower() in MANIFEST_EXTENSIONS:
+                yield from _from_manifest(source)
+                return
+            found = {root: fs.info(root)}
+        else:
+            found = fs.find(root, detail=True)
+            prefixes.append(shown.rstrip("/") + "/")
+    except FileNotFoundError as e:
+        raise SourceError(f"source {shown} does not exist") from e
+    except (OSError, PermissionError) as e:
+        raise SystemFailure(f"cannot list {shown}: {type(e).__name__}: {str(e).splitlines()[0][:200]}") from e
+    for path in sorted(found):
+        info, url = found[path], fs.unstrip_protocol(path)
+        if info.get("type") == "directory":
+            continue
+        suffix = Path(path).suffix.lower()
+        known = suffix in VIDEO_EXTENSIONS - AMBIGUOUS_EXTENSIONS
+        if not known and (suffix in SIDECAR_EXTENSIONS - AMBIGUOUS_EXTENSIONS or sniff(fs.head(path, HEAD_BYTES)) is None):
+            ignored[printable(url)] = None
+            continue
+        yield _remote_file(url, info)
+
+
+def _remote_file(url: str, info: dict[str, Any]) -> SourceFile:
+    stamp = info.get("ETag") or info.get("etag") or info.get("LastModified") or info.get("mtime") or info.get("created")
+    return SourceFile(printable(url), url, int(info.get("size") or 0), f"remote:{stamp}" if stamp else "")
+
+
+def _from_manifest(source: str) -> Iterator[SourceFile]:
+    for row in read_manifest(source):
+        yield replace(_manifest_file(row), metadata=row.metadata, intervals=(row.interval,) if row.interval else ())
+
+
+def _manifest_file(row: ManifestRow) -> SourceFile:
+    if "://" not in row.location:
+        return _local_file(row.location)
+    fs, path = filesystem(row.location)
+    try:
+        return _remote_file(row.location, fs.info(path))
+    except FileNotFoundError:
+        return SourceFile(printable(row.location), row.location, problem="no such object")
+    except OSError as e:
+        return SourceFile(printable(row.location), row.location, problem=f"cannot be read: {type(e).__name__}")
+
+
+def filesystem(url: str) -> tuple[Any, str]:
+    """fsspec file system and path of a URL.
+
+    Raises:
+        MissingExtra: the protocol's package is not installed. SourceError: unknown protocol.
+    """
+    import fsspec
+
+    try:
+        fs, path = fsspec.core.url_to_fs(url)
+    except ImportError as e:
+        protocol = url.split("://", 1)[0]
+        raise MissingExtra(f"the fsspec driver for {protocol}://", needed_for=printable(url), extra="s3") from e
+    except ValueError as e:
+        raise SourceError(f"source {printable(url)}: {str(e).splitlines()[0]}") from e
+    return fs, path
+
+
+def printable(path: str) -> str:
+    """A path or URL fit for tables and terminals: no credentials, no query, undecodable bytes as \\xNN."""
+    if "://" in path:
+        parts = urlsplit(path)
+        path = urlunsplit((parts.scheme, parts.netloc.rsplit("@", 1)[-1], parts.path, "", ""))
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -1,0 +1,171 @@
+"""The commit protocol: every unit's rows become part of its table exactly once, whoever dies when.
+
+Worker: write fragments, then put-if-absent ``staging/<stage>/<fp>/<unit>.json`` (first writer wins; the nonce read back
+tells whose it is). Committer, any process, no lease: read the table's version, drop units that are in the ledger or in
+the properties of the table's later transactions, commit the rest by compare-and-swap (`Merge` of all old fragments and
+the new ones at exactly that version), start over on conflict; then append to the ledger; then delete the records.
+Plain `Append` never conflicts and would commit twice. Nothing is ever decided by file path.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import lance
+from lance.commit import CommitConflictError
+from lance.fragment import FragmentMetadata
+
+from videoflow.keys import digest
+from videoflow.store.layout import Root, staging_prefix
+from videoflow.store.ledger import ItemResult, Ledger
+from videoflow.store.writer import Target, open_table, storage_failure
+
+UNITS_PROPERTY = "videoflow.units"
+
+
+def unit_id(stage: str, fingerprint: str, item_keys: Iterable[str]) -> str:
+    """A unit is named by what it holds: its stage, fingerprint and sorted item keys."""
+    return digest(stage, fingerprint, sorted(item_keys))
+
+
+@dataclass(frozen=True)
+class UnitRecord:
+    """A written, not yet committed unit: its fragments (JSON metadata) and how each of its items ended."""
+
+    unit: str
+    target: Target
+    items: tuple[ItemResult, ...]
+    fragments: tuple[str, ...]
+    job: str
+    attempt: int = 1
+    nonce: str = field(default_factory=lambda: secrets.token_hex(8))
+    software: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        return f"{staging_prefix(self.target.stage, self.target.fingerprint)}/{self.unit}.json"
+
+    def to_json(self) -> bytes:
+        data = asdict(self)
+        data["items"] = [i.to_json() for i in self.items]
+        return json.dumps(data).encode()
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> UnitRecord:
+        return UnitRecord(
+            **{
+                **data,
+                "target": Target(**data["target"]),
+                "items": tuple(ItemResult.from_json(i) for i in data["items"]),
+                "fragments": tuple(data["fragments"]),
+            }
+        )
+
+
+def stage_unit(root: Root, record: UnitRecord) -> UnitRecord:
+    """Put a unit's record unless one is there; the record that counts is returned (ours, or the first writer's)."""
+    root.put_new(record.path, record.to_json())
+    there = root.get_json(record.path)
+    # Gone already: a committer was faster than this look, and what it committed was the record that was there.
+    return UnitRecord.from_json(there) if there else record
+
+
+class Committer:
+    """Commits staged units of one catalog. Any number of them may run at once, in any process."""
+
+    def __init__(self, root: Root, ledger: Ledger) -> None:
+        self._root = root
+        self._ledger = ledger
+        self._committed: dict[tuple[str, str], set[str]] = {}
+
+    def recover(self, stage: str, fingerprint: str) -> int:
+        """Commit what other processes staged and left behind; how many records there were."""
+        records = []
+        for path in self._root.list(staging_prefix(stage, fingerprint)):
+            data = self._root.get_json(path)
+            if data:
+                records.append(UnitRecord.from_json(data))
+        self.commit(records)
+        return len(records)
+
+    def commit(self, records: Sequence[UnitRecord]) -> None:
+        """Make units part of their tables, write the ledger, remove the records.
+
+        Raises:
+            SystemFailure: storage failed; whatever was committed is found again by the next committer.
+        """
+        by_target: dict[str, list[UnitRecord]] = defaultdict(list)
+        for record in records:
+            by_target[record.target.path].append(record)
+        for group in by_target.values():
+            fresh, late = self._commit_table(group[0].target, group)
+            entries = [(r.target.stage, r.target.fingerprint, r.unit, i) for r in fresh + late for i in r.items]
+            self._ledger.append(entries, job=group[0].job, attempt=group[0].attempt)
+            key = (group[0].target.stage, group[0].target.fingerprint)
+            self._known(*key).update(r.unit for r in group)
+            for record in group:
+                self._root.delete(record.path)
+
+    def _commit_table(self, target: Target, records: list[UnitRecord]) -> tuple[list[UnitRecord], list[UnitRecord]]:
+        """Compare-and-swap until the table holds all units: (committed now, committed earlier but not in the ledger)."""
+        in_ledger = self._known(target.stage, target.fingerprint)
+        wanted = {r.unit: r for r in records if r.unit not in in_ledger}
+        late: list[UnitRecord] = []
+        while wanted:
+            dataset = open_table(self._root, target.path)
+            for unit in self._units_in_transactions(dataset, min(r.target.since_version for r in records)):
+                if unit in wanted:
+                    late.append(wanted.pop(unit))
+            self._drop_doubles(target, wanted)
+            fragments = [FragmentMetadata.from_json(f) for r in wanted.values() for f in r.fragments]
+            if not fragments or self._swap(dataset, fragments, list(wanted)):
+                break
+        return list(wanted.values()), late
+
+    def _drop_doubles(self, target: Target, wanted: dict[str, UnitRecord]) -> None:
+        """Leave out units any of whose items another unit has brought: the job plans the rest of them anew."""
+        if not wanted:
+            return
+        states = self._ledger.states(target.stage, target.fingerprint)
+        taken: set[str] = {k for k, row in states.items() if row.state != "quarantined"}
+        for unit, record in list(wanted.items()):
+            keys = {i.item_key for i in record.items if i.rows}
+            if keys & taken:
+                del wanted[unit]
+            taken |= keys
+
+    def _swap(self, dataset: lance.LanceDataset, new: list[FragmentMetadata], units: list[str]) -> bool:
+        old = [f.metadata for f in dataset.get_fragments()]
+        operation = lance.LanceOperation.Merge(old + new, dataset.lance_schema)
+        transaction = lance.Transaction(
+            read_version=dataset.version, operation=operation, transaction_properties={UNITS_PROPERTY: json.dumps(units)}
+        )
+        try:
+            lance.LanceDataset.commit(
+                dataset.uri, transaction, max_retries=0, storage_options=self._root.lance_options(), enable_stable_row_ids=True
+            )
+        except CommitConflictError:
+            return False
+        except OSError as e:
+            raise storage_failure(f"cannot commit to {dataset.uri}", e) from e
+        return True
+
+    def _units_in_transactions(self, dataset: lance.LanceDataset, since: int) -> set[str]:
+        """Units named by the table's transactions after version ``since``."""
+        found: set[str] = set()
+        if dataset.version > since:
+            for transaction in dataset.get_transactions(dataset.version - since):
+                if transaction is not None:
+                    found.update(json.loads(transaction.transaction_properties.get(UNITS_PROPERTY, "[]")))
+        return found
+
+    def _known(self, stage: str, fingerprint: str) -> set[str]:
+        key = (stage, fingerprint)
+        if key not in self._committed:
+            self._committed[key] = self._ledger.units(stage, fingerprint)
+        return self._committed[key]

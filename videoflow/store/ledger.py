@@ -1,0 +1,118 @@
+"""The ledger: what was computed, with what result. Append-only; the newest row of an item wins; plan, resume and
+quarantine read only this. Double rows are harmless, `pending` is never written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from videoflow.store import schemas
+from videoflow.store.layout import LEDGER, Root
+from videoflow.store.writer import append_rows, open_table
+
+DONE, FILTERED, QUARANTINED = "done", "filtered", "quarantined"
+
+
+@dataclass(frozen=True)
+class ItemResult:
+    """How one item of a stage ended.
+
+    ``damage``: half-open pts intervals. ``reason``: quarantine class or why it was filtered. ``rows``: 0 is an answer.
+    """
+
+    item_key: str
+    video_key: str
+    input_digest: str
+    output_digest: str = ""
+    rows: int = 0
+    state: str = DONE
+    reason: str | None = None
+    message: str | None = None
+    damage: tuple[tuple[int, int], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> ItemResult:
+        return ItemResult(**{**data, "damage": tuple((a, b) for a, b in data["damage"])})
+
+
+@dataclass(frozen=True)
+class LedgerRow:
+    """An item's newest state, as the plan needs it."""
+
+    item_key: str
+    video_key: str
+    input_digest: str
+    output_digest: str
+    rows: int
+    state: str
+    reason: str | None
+    message: str | None
+    at: datetime
+
+
+class Ledger:
+    """Reads and appends ledger rows of one catalog."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+
+    def states(self, stage: str, fingerprint: str) -> dict[str, LedgerRow]:
+        """Newest row of every item of one stage and fingerprint, by item key."""
+        columns = ["item_key", "video_key", "input_digest", "output_digest", "rows", "state", "class", "message", "at"]
+        table = open_table(self._root, LEDGER).to_table(
+            columns=columns, filter=f"stage = '{_quoted(stage)}' AND fingerprint = '{_quoted(fingerprint)}'"
+        )
+        newest: dict[str, LedgerRow] = {}
+        for values in zip(*(table[c].to_pylist() for c in columns), strict=True):
+            row = LedgerRow(*values)
+            if row.item_key not in newest or newest[row.item_key].at <= row.at:
+                newest[row.item_key] = row
+        return newest
+
+    def units(self, stage: str, fingerprint: str) -> set[str]:
+        """Units of one stage and fingerprint that are committed."""
+        table = open_table(self._root, LEDGER).to_table(
+            columns=["unit"], filter=f"stage = '{_quoted(stage)}' AND fingerprint = '{_quoted(fingerprint)}'"
+        )
+        return {u for u in table["unit"].to_pylist() if u}
+
+    def table(self, columns: list[str], where: str | None = None) -> pa.Table:
+        return open_table(self._root, LEDGER).to_table(columns=columns, filter=where)
+
+    def append(self, entries: Iterable[tuple[str, str, str, ItemResult]], *, job: str, attempt: int = 1) -> None:
+        """Add rows for (stage, fingerprint, unit, result) entries."""
+        now = datetime.now(UTC)
+        rows = [
+            {
+                "stage": stage,
+                "fingerprint": fp,
+                "item_key": r.item_key,
+                "video_key": r.video_key,
+                "input_digest": r.input_digest,
+                "output_digest": r.output_digest,
+                "rows": r.rows,
+                "state": r.state,
+                "class": r.reason,
+                "message": r.message,
+                "damage": [{"t0_pts": a, "t1_pts": b} for a, b in r.damage],
+                "unit": unit,
+                "job": job,
+                "attempt": attempt,
+                "at": now,
+            }
+            for stage, fp, unit, r in entries
+        ]
+        if rows:
+            append_rows(self._root, LEDGER, pa.Table.from_pylist(rows, schema=schemas.LEDGER))
+
+
+def _quoted(value: str) -> str:
+    return value.replace("'", "''")

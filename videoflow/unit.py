@@ -1,0 +1,119 @@
+"""Units of work and who runs them: the records that travel between a job, an engine and its workers.
+
+A *unit* is a fixed list of items that becomes one fragment per stage. It is described here, built by the job, run by a
+worker, and answered with a report that holds metadata only: pixels stay where they were made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from videoflow.errors import RecipeError
+from videoflow.loader.reader import ClipRef
+from videoflow.stage import Stage, load_object
+from videoflow.store.commit import UnitRecord
+from videoflow.store.layout import Root
+from videoflow.store.writer import Target
+
+ENGINE_GROUP = "videoflow.engines"
+
+
+@dataclass(frozen=True)
+class StageWork:
+    """A stage to run and the table its rows go to."""
+
+    stage: Stage
+    fingerprint: str
+    target: Target
+
+
+@dataclass(frozen=True)
+class DecodeItem:
+    """A video to decode: ``path`` opens it, ``stamp`` and ``size`` must still hold when it is read."""
+
+    video_key: str
+    path: str
+    uri: str
+    size: int
+    stamp: str
+
+
+@dataclass(frozen=True)
+class RowsItem:
+    """A video whose rows a VideoStage works on; ``inputs``: item key by input stage name."""
+
+    item_key: str
+    input_digest: str
+    video_key: str
+    inputs: dict[str, str]
+    intervals: tuple[tuple[Fraction, Fraction], ...] = ()
+
+
+@dataclass(frozen=True)
+class ClipItem:
+    """A clip whose cached frames a ClipStage works on; ``wanted``: indices on the cache's grid."""
+
+    item_key: str
+    input_digest: str
+    video_key: str
+    stream: int
+    clip: ClipRef
+    wanted: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A list of items for one stage, or for all consumers of a decode pass.
+
+    Attributes:
+        works: the stages; several only for a decode pass.
+        items: DecodeItem, RowsItem or ClipItem, all of one kind.
+        stream: the recipe's choice of stream (decode pass only).
+        tables: paths below the root of the parts of the tables that are read, by stage name.
+    """
+
+    works: tuple[StageWork, ...]
+    items: tuple[Any, ...]
+    root: Root
+    job: str
+    stream: int | None = None
+    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class UnitReport:
+    """What a worker hands back: staged records and counts."""
+
+    records: tuple[UnitRecord, ...]
+    items: int
+    quarantined: int = 0
+    decoded_videos: int = 0
+    frames_decoded: int = 0
+    seconds: float = 0.0
+
+
+class Engine(Protocol):
+    """Runs units on workers. Made once a job; ``run`` may be called several times; ``close`` leaves no process behind."""
+
+    def run(self, units: Sequence[Unit]) -> Iterator[UnitReport]:
+        """Reports in the order they end. A SystemFailure of a worker is raised here, after which the job stops."""
+
+    def close(self) -> None: ...
+
+
+def make_engine(name: str, *, workers: int, memory_bytes: int | None = None) -> Engine:
+    """An engine by entry point name (``ray``, ``local``) or dotted path.
+
+    Raises:
+        RecipeError: unknown. MissingExtra: what it needs is not installed.
+    """
+    known = {e.name: e.value for e in entry_points(group=ENGINE_GROUP)}
+    path = name if ":" in name else known.get(name)
+    if path is None:
+        raise RecipeError(f"unknown engine {name!r}: allowed are {', '.join(sorted(known))}")
+    engine: Engine = load_object(path, what="engine")(workers=workers, memory_bytes=memory_bytes)
+    return engine

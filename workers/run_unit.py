@@ -1,0 +1,322 @@
+"""Runs one unit: the same code under every engine. Computes its items, writes one fragment per stage, stages the record.
+
+Whatever is wrong with an item ends in that item's result; whatever is wrong with the system is raised and stops the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+
+from videoflow.errors import BadSample, MediaError
+from videoflow.fingerprint import pass_item_key
+from videoflow.loader.engine_cpu import CpuEngine
+from videoflow.loader.reader import ClipReader
+from videoflow.stage import ClipFrames, ClipStage, Item, PassConsumer, Product, Stage, VideoStage
+from videoflow.store.commit import UnitRecord, stage_unit, unit_id
+from videoflow.store.ledger import DONE, FILTERED, QUARANTINED, ItemResult
+from videoflow.store.reader import rows_of
+from videoflow.store.writer import write_rows
+from videoflow.unit import ClipItem, DecodeItem, RowsItem, StageWork, Unit, UnitReport
+from workers.sandbox import DecodedVideo, Sandbox, spool_folder
+
+BATCH_ROWS = 256
+
+
+class Cancelled(Exception):
+    """The job is stopping; what is staged stays, the rest of this unit is done again by the next run."""
+
+
+class UnitRunner:
+    """A worker: keeps its sandbox, its stages and its reader from unit to unit. Not shared between threads."""
+
+    def __init__(self, *, decode_threads: int = 1) -> None:
+        self._sandbox = Sandbox()
+        self._stages: dict[str, Stage] = {}
+        self._engine = CpuEngine(threads=decode_threads)
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Called from another thread: `run` raises `Cancelled` after the item in hand, a decoding child is killed."""
+        self._cancelled = True
+        self._sandbox.kill()
+
+    def _check(self) -> None:
+        if self._cancelled:
+            raise Cancelled
+
+    def run(self, unit: Unit) -> UnitReport:
+        """Run a unit to its staged records.
+
+        Raises:
+            SystemFailure: storage, weights, anything that no item is to blame for.
+        """
+        began = time.monotonic()
+        kind = unit.works[0].stage
+        if isinstance(kind, PassConsumer):
+            report = self._decode(unit)
+        elif isinstance(kind, VideoStage):
+            report = self._rows(unit, kind)
+        else:
+            assert isinstance(kind, ClipStage)
+            report = self._clips(unit, kind)
+        return UnitReport(
+            report.records, report.items, report.quarantined, report.decoded_videos, report.frames_decoded, time.monotonic() - began
+        )
+
+    def close(self) -> None:
+        self._sandbox.close()
+        self._engine.close()
+        for stage in self._stages.values():
+            stage.teardown()
+        self._stages.clear()
+
+    def _live(self, work: StageWork) -> Stage:
+        if work.fingerprint not in self._stages:
+            work.stage.setup()
+            self._stages[work.fingerprint] = work.stage
+        return self._stages[work.fingerprint]
+
+    # -- the decode pass ---------------------------------------------------------------------------------------------
+
+    def _decode(self, unit: Unit) -> UnitReport:
+        outcomes: list[tuple[DecodeItem, DecodedVideo | MediaError]] = []
+        with spool_folder() as folder:
+            for item in unit.items:
+                self._check()
+                try:
+                    outcomes.append((item, self._decode_one(unit, item, folder)))
+                except MediaError as e:
+                    self._check()  # a killed child looks like a crash
+                    outcomes.append((item, e))
+            records = tuple(self._write_pass(unit, work, outcomes) for work in unit.works)
+        decoded = [d for _, d in outcomes if isinstance(d, DecodedVideo)]
+        return UnitReport(
+            records,
+            items=len(outcomes),
+            quarantined=len(outcomes) - len(decoded),
+            decoded_videos=len(outcomes),
+            frames_decoded=sum(d.num_frames for d in decoded),
+        )
+
+    def _decode_one(self, unit: Unit, item: DecodeItem, folder: str) -> DecodedVideo:
+        works = [(w.fingerprint, w.stage) for w in unit.works if isinstance(w.stage, PassConsumer)]
+        with fetched(item) as path:
+            return self._sandbox.decode(path, video_key=item.video_key, stream=unit.stream, works=works, folder=folder)
+
+    def _write_pass(
+        self, unit: Unit, work: StageWork, outcomes: list[tuple[DecodeItem, DecodedVideo | MediaError]]
+    ) -> UnitRecord:
+        results = []
+        for item, outcome in outcomes:
+            key = pass_item_key(item.video_key, unit.stream, work.fingerprint)
+            failure = outcome if isinstance(outcome, MediaError) else outcome.failures.get(work.stage.name)
+            if failure is not None:
+                results.append(_quarantined(key, item.video_key, item.video_key, failure))
+                continue
+            assert isinstance(outcome, DecodedVideo)
+            name = work.stage.name
+            results.append(
+                ItemResult(
+                    key, item.video_key, item.video_key, outcome.digests[name], outcome.rows[name], DONE, damage=outcome.damage
+                )
+            )
+        rows = (
+            batch
+            for (_, outcome), result in zip(outcomes, results, strict=True)
+            if result.rows and isinstance(outcome, DecodedVideo)
+            for batch in _spooled(work.stage, result, outcome)
+        )
+        return _stage(unit, work, results, rows)
+
+    # -- rows of other stages ----------------------------------------------------------------------------------------
+
+    def _rows(self, unit: Unit, stage: VideoStage) -> UnitReport:
+        work = unit.works[0]
+        live = self._live(work)
+        assert isinstance(live, VideoStage)
+        inputs = _read_inputs(unit)
+        results, rows = [], []
+        for item in unit.items:
+            self._check()
+            assert isinstance(item, RowsItem)
+            mine = {name: inputs[name].get(key, []) for name, key in item.inputs.items()}
+            try:
+                product = live.process(Item(item.video_key, mine, item.intervals))
+            except MediaError as e:
+                results.append(_quarantined(item.item_key, item.video_key, item.input_digest, e))
+                continue
+            result = _result(item, product)
+            results.append(result)
+            stream = next((r["stream"] for found in mine.values() for r in found), -1)
+            rows += [{**_head(result, stream), **row} for row in product.rows if result.rows]
+        record = _stage(unit, work, results, _batches(work.stage.schema(), rows))
+        return _report(record)
+
+    # -- cached frames of clips --------------------------------------------------------------------------------------
+
+    def _clips(self, unit: Unit, stage: ClipStage) -> UnitReport:
+        work = unit.works[0]
+        live = self._live(work)
+        assert isinstance(live, ClipStage)
+        reader = ClipReader([unit.root.uri(p) for p in unit.tables["frames"]], unit.root.lance_options())
+        results, rows = [], []
+        for at in range(0, len(unit.items), live.batch_size):
+            self._check()
+            batch: Sequence[ClipItem] = unit.items[at : at + live.batch_size]
+            for item, product in zip(batch, self._products(live, reader, batch), strict=True):
+                if isinstance(product, MediaError):
+                    results.append(_quarantined(item.item_key, item.video_key, item.input_digest, product))
+                    continue
+                result = _result(item, product)
+                results.append(result)
+                rows += [{**_head(result, item.stream), **row} for row in product.rows if result.rows]
+        record = _stage(unit, work, results, _batches(work.stage.schema(), rows))
+        return _report(record)
+
+    def _products(self, stage: ClipStage, reader: ClipReader, batch: Sequence[ClipItem]) -> list[Product | MediaError]:
+        """One outcome a clip; a clip whose cached bytes are damaged fails alone."""
+        try:
+            frames = [self._load(reader, item) for item in batch]
+        except BadSample:
+            if len(batch) > 1:
+                return [self._products(stage, reader, [item])[0] for item in batch]
+            return [MediaError("io_error", "cached frames are damaged (CRC or row); recompute stage frames for this video")]
+        try:
+            return list(stage.process(frames))
+        except MediaError as e:
+            return self._alone(stage, reader, batch, e)
+        except (RuntimeError, ValueError, ArithmeticError, IndexError, TypeError) as e:  # a model's own failure
+            return self._alone(stage, reader, batch, MediaError("model_error", f"{type(e).__name__}: {_line(e)}"))
+
+    def _alone(
+        self, stage: ClipStage, reader: ClipReader, batch: Sequence[ClipItem], failure: MediaError
+    ) -> list[Product | MediaError]:
+        if len(batch) == 1:
+            return [failure]
+        return [self._products(stage, reader, [item])[0] for item in batch]
+
+    def _load(self, reader: ClipReader, item: ClipItem) -> ClipFrames:
+        (encoded,) = reader.read([item.clip], [item.wanted])
+        (video,) = self._engine.decode([encoded], size=None, fit="crop")
+        return ClipFrames(item.clip.clip_key, item.video_key, video, encoded.pts_seconds)
+
+
+@contextlib.contextmanager
+def fetched(item: DecodeItem) -> Iterator[str]:
+    """A local path of the item's bytes: its own, or a temporary copy of a remote object.
+
+    Raises:
+        MediaError: ``io_error`` when it cannot be read or is no longer what was hashed.
+    """
+    if "://" not in item.path:
+        _check_stamp(item)
+        yield item.path
+        _check_stamp(item)
+        return
+    from videoflow.sources import filesystem
+
+    fs, remote = filesystem(item.path)
+    suffix = Path(remote).suffix
+    with tempfile.NamedTemporaryFile(prefix="videoflow-fetch-", suffix=suffix) as local:
+        try:
+            fs.get_file(remote, local.name)
+        except OSError as e:
+            raise MediaError("io_error", f"cannot fetch the object: {type(e).__name__}: {_line(e)}") from e
+        yield local.name
+
+
+def _check_stamp(item: DecodeItem) -> None:
+    try:
+        info = os.stat(item.path)
+    except OSError as e:
+        raise MediaError("io_error", f"cannot read the file: {e.strerror}") from e
+    if (info.st_size, f"mtime:{info.st_mtime_ns}") != (item.size, item.stamp):
+        raise MediaError("io_error", "the file changed while the job ran; run again")
+
+
+def _line(e: BaseException) -> str:
+    return (str(e).splitlines() or [""])[0][:200]
+
+
+def _quarantined(key: str, video_key: str, input_digest: str, e: MediaError) -> ItemResult:
+    return ItemResult(key, video_key, input_digest, state=QUARANTINED, reason=e.code, message=e.message)
+
+
+def _result(item: RowsItem | ClipItem, product: Product) -> ItemResult:
+    if product.filtered:
+        return ItemResult(item.item_key, item.video_key, item.input_digest, state=FILTERED, reason=product.filtered)
+    return ItemResult(item.item_key, item.video_key, item.input_digest, product.digest, len(product.rows))
+
+
+def _head(result: ItemResult, stream: int) -> dict[str, Any]:
+    return {
+        "item_key": result.item_key,
+        "input_digest": result.input_digest,
+        "video_key": result.video_key,
+        "stream": stream,
+    }
+
+
+def _report(record: UnitRecord) -> UnitReport:
+    bad = sum(i.state == QUARANTINED for i in record.items)
+    return UnitReport((record,), items=len(record.items), quarantined=bad)
+
+
+def _stage(unit: Unit, work: StageWork, results: list[ItemResult], batches: Iterator[pa.RecordBatch]) -> UnitRecord:
+    fragments = write_rows(unit.root, work.target, work.stage.schema(), batches, expected=sum(r.rows for r in results))
+    name = unit_id(work.target.stage, work.fingerprint, (r.item_key for r in results))
+    return stage_unit(unit.root, UnitRecord(name, work.target, tuple(results), tuple(fragments), unit.job))
+
+
+def _batches(schema: pa.Schema, rows: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
+    for at in range(0, len(rows), BATCH_ROWS):
+        yield pa.RecordBatch.from_pylist(rows[at : at + BATCH_ROWS], schema=schema)
+
+
+def _spooled(stage: Stage, result: ItemResult, video: DecodedVideo) -> Iterator[pa.RecordBatch]:
+    """A video's rows from its spool file, completed: head columns, damage of each chunk, blobs as blobs."""
+    schema = stage.schema()
+    with pa.memory_map(video.files[stage.name]) as source:
+        reader = pa.ipc.open_file(source)
+        for i in range(reader.num_record_batches):
+            batch = reader.get_batch(i)
+            columns: dict[str, pa.Array] = {name: batch.column(name) for name in batch.schema.names}
+            for name, value in _head(result, video.stream).items():
+                columns[name] = pa.array([value] * len(batch), schema.field(name).type)
+            if "damage" in columns and "pts" in columns and stage.name == "frames":
+                columns["damage"] = _chunk_damage(columns["pts"], result.damage, schema.field("damage").type)
+            for f in schema:
+                if isinstance(f.type, pa.ExtensionType):
+                    columns[f.name] = lance.blob_array([v.as_py() for v in columns[f.name]])
+            yield pa.RecordBatch.from_arrays([columns[f.name] for f in schema], schema=schema)
+
+
+def _chunk_damage(pts: pa.Array, damage: tuple[tuple[int, int], ...], kind: pa.DataType) -> pa.Array:
+    rows = []
+    for own in pts.to_pylist():
+        rows.append([{"t0_pts": a, "t1_pts": b} for a, b in damage if any(a <= p < b for p in own)])
+    return pa.array(rows, kind)
+
+
+def _read_inputs(unit: Unit) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Rows of the input stages for all items: by stage name, then by item key. Media columns are left out."""
+    wanted: dict[str, set[str]] = {}
+    for item in unit.items:
+        for name, key in item.inputs.items():
+            wanted.setdefault(name, set()).add(key)
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for name, keys in wanted.items():
+        rows: dict[str, list[dict[str, Any]]] = {}
+        for row in rows_of(unit.root, unit.tables[name], keys).to_pylist():
+            rows.setdefault(row["item_key"], []).append(row)
+        found[name] = rows
+    return found

@@ -1,0 +1,199 @@
+"""Decoding in a child process: a hang, a crash or an error of the decoder costs one video, never the worker.
+
+One pooled child per worker (spawned, never forked); a deadline scaled to the file; the child is replaced when it dies.
+Rows leave the child through Arrow files in a spool folder, so pixels cross no process boundary except as encoded chunks,
+and neither side ever holds a whole video.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pebble import ProcessExpired, ProcessPool
+
+from videoflow.errors import MediaError, SystemFailure, VideoflowError
+from videoflow.stage import PassConsumer
+from videoflow.store.writer import storage_failure
+
+#: Deadline of one video: a start-up share, and a rate far below the slowest decoder on the slowest file.
+DEADLINE_SECONDS = 120.0
+DEADLINE_BYTES_PER_SECOND = 100_000
+SPOOL_PREFIX = "videoflow-spool-"
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class DecodedVideo:
+    """What came of one video: facts and digests here, rows in the spool files (by stage name)."""
+
+    stream: int
+    num_frames: int
+    damage: tuple[tuple[int, int], ...]
+    digests: dict[str, str]
+    failures: dict[str, MediaError]
+    files: dict[str, str]
+    rows: dict[str, int] = field(default_factory=dict)
+
+
+def spool_schema(stage: PassConsumer) -> pa.Schema:
+    """The stage's columns as its consumer yields them: no head columns, blobs as plain bytes."""
+    head = {"item_key", "input_digest", "video_key", "stream"}
+    fields = []
+    for f in stage.schema():
+        if f.name not in head:
+            fields.append(pa.field(f.name, pa.large_binary() if isinstance(f.type, pa.ExtensionType) else f.type))
+    return pa.schema(fields)
+
+
+class _Spool:
+    """Row files of one video, one per stage that yields rows."""
+
+    def __init__(self, folder: str, name: str, consumers: list[PassConsumer]) -> None:
+        self.paths = {c.name: str(Path(folder, f"{name}-{c.name}.arrow")) for c in consumers}
+        self.schemas = {c.name: spool_schema(c) for c in consumers}
+        self.rows = {c.name: 0 for c in consumers}
+        self._writers: dict[str, Any] = {}
+
+    def add(self, stage: str, row: dict[str, Any]) -> None:
+        if stage not in self._writers:
+            self._writers[stage] = pa.ipc.new_file(self.paths[stage], self.schemas[stage])
+        self._writers[stage].write_batch(pa.RecordBatch.from_pylist([row], schema=self.schemas[stage]))
+        self.rows[stage] += 1
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+
+_SET_UP: dict[str, PassConsumer] = {}
+
+
+def _decode(path: str, video_key: str, stream: int | None, works: list[tuple[str, PassConsumer]], folder: str) -> DecodedVideo:
+    """Runs in the child. ``works``: (fingerprint, consumer); a consumer is set up once a child and kept."""
+    from workers.decode import run_pass
+    from workers.probe import videos_row
+
+    consumers = []
+    for fp, stage in works:
+        if fp not in _SET_UP:
+            stage.setup()
+            _SET_UP[fp] = stage
+        consumers.append(_SET_UP[fp])
+    spool = _Spool(folder, video_key, consumers)
+    try:
+        result = run_pass(path, video_key=video_key, consumers=consumers, sink=spool.add, stream=stream)
+        digests = {name: product.digest for name, product in result.products.items()}
+        if any(c.name == "probe" for c in consumers):
+            row, digests["probe"] = videos_row(result.facts, result.summary)
+            spool.add("probe", row)
+    finally:
+        spool.close()
+    return DecodedVideo(
+        result.facts.stream, result.summary.num_frames, result.summary.damage, digests, result.failures, spool.paths, spool.rows
+    )
+
+
+def _begin_child(parent: int) -> None:
+    """The child dies with its parent (kill -9 included) and leaves Ctrl-C to it."""
+    with contextlib.suppress(OSError, AttributeError):  # Linux only; elsewhere the closed pipe ends it
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if os.getppid() != parent:
+        os._exit(1)
+    import av
+    import cv2
+
+    cv2.setNumThreads(1)
+    av.logging.set_level(av.logging.FATAL)
+
+
+class Sandbox:
+    """One child process that decodes. Use as a context manager."""
+
+    def __init__(self) -> None:
+        self._pool: ProcessPool | None = None
+
+    def decode(
+        self, path: str, *, video_key: str, stream: int | None, works: list[tuple[str, PassConsumer]], folder: str
+    ) -> DecodedVideo:
+        """Decode one file in the child.
+
+        Raises:
+            MediaError: the file cannot be used, ``timeout`` or ``crash`` included.
+            SystemFailure: what is wrong is not the file.
+        """
+        if self._pool is None:
+            self._pool = ProcessPool(
+                max_workers=1,
+                context=multiprocessing.get_context("spawn"),
+                initializer=_begin_child,
+                initargs=[os.getpid()],
+            )
+        deadline = DEADLINE_SECONDS + os.path.getsize(path) / DEADLINE_BYTES_PER_SECOND
+        future = self._pool.schedule(_decode, args=[path, video_key, stream, works, folder], timeout=deadline)
+        try:
+            decoded: DecodedVideo = future.result()
+        except FutureTimeout as e:
+            raise MediaError("timeout", f"decoding did not end within {deadline:.0f} s") from e
+        except ProcessExpired as e:
+            raise MediaError("crash", f"the decoder ended its process (exit code {e.exitcode})") from e
+        except VideoflowError:
+            raise
+        except CancelledError as e:
+            raise MediaError("crash", "decoding was stopped") from e
+        except MemoryError as e:
+            raise MediaError("out_of_memory", "decoding ran out of memory") from e
+        except OSError as e:
+            raise storage_failure(f"cannot write to the spool folder {folder}", e) from e
+        except Exception as e:
+            raise MediaError("crash", f"decoding failed: {type(e).__name__}: {str(e).splitlines()[0][:200] if str(e) else ''}") from e
+        return decoded
+
+    def kill(self) -> None:
+        """End the child now, from any thread; a decode in progress fails."""
+        pool = self._pool
+        if pool is not None:
+            pool.stop()
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.stop()
+            self._pool.join()
+            self._pool = None
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def spool_folder() -> Iterator[str]:
+    """A folder for row files, removed afterwards; those of processes that were killed are removed too."""
+    base = Path(tempfile.gettempdir())
+    for old in base.glob(f"{SPOOL_PREFIX}*"):
+        pid = old.name.removeprefix(SPOOL_PREFIX).split("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(old, ignore_errors=True)
+    try:
+        folder = tempfile.mkdtemp(prefix=f"{SPOOL_PREFIX}{os.getpid()}-")
+    except OSError as e:
+        raise SystemFailure(f"cannot make a spool folder in {base}: {e.strerror}") from e
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
