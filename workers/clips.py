@@ -253,7 +253,7 @@ def interval_piece(track: Track, t0: Fraction, t1: Fraction) -> tuple[Piece, str
     asked = [int(Fraction(t) // track.time_base) for t in (t0, t1)]
     first, stop = (max(0, snap_seconds(Fraction(t), track.edges, track.time_base)) for t in (t0, t1))
     if first >= stop:
-        inside = asked[0] < track.edges[-1] and asked[1] >= track.edges[0]
+        inside = asked[0] < track.edges[-1] and asked[1] > track.edges[0]
         return Piece(max(0, min(first, track.num_frames)), 0, *asked), "empty_interval" if inside else "outside_video"
     piece = Piece(first, stop, track.edges[first], track.edges[stop])
     is_clean = any(a <= piece.t0 and piece.t1 <= b for a, b in track.clean)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,8 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
                 raise MissingExtra("safetensors", needed_for=f"weights {path.name}", extra="embed")
             return dict(importlib.import_module("safetensors.torch").load_file(path))
         return dict(torch.load(path, map_location="cpu", weights_only=True))
+    except pickle.UnpicklingError as e:  # its own message advises to run the file's code
+        raise MissingWeights(f"weights {path} cannot be read: no state dict of plain tensors") from e
     except (RuntimeError, OSError, ValueError, EOFError, TypeError) as e:
         raise MissingWeights(f"weights {path} cannot be read: {str(e).splitlines()[0]}") from e
 

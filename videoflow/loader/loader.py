@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from videoflow.errors import LoaderError, MissingExtra
+from videoflow.errors import LoaderError
 from videoflow.loader.ahead import ReadAhead
 from videoflow.loader.batches import Batch, BatchMaker
 from videoflow.loader.embeddings import EmbeddingReader
 from videoflow.loader.engine import make_engine, refuse_mixed_sizes
 from videoflow.loader.fit import check_fit, parse_size, place
 from videoflow.loader.order import Order
+from videoflow.loader.placing import check_device, find_rank
 from videoflow.loader.reader import ClipReader, VersionSource
 from videoflow.loader.report import LoaderReport
 from videoflow.loader.rows import EMBEDDING, VersionRows, load_rows
@@ -108,7 +109,7 @@ class Loader:
     ) -> None:
         started_ns = time.perf_counter_ns()
         self._ahead: ReadAhead | None = None
-        rank, world_size = _placed(rank, world_size)
+        rank, world_size = find_rank(rank, world_size)
         _check(
             batch_size,
             world_size=world_size,
@@ -135,7 +136,7 @@ class Loader:
         )
         self._state = LoaderState(version.id, version.digest, config)
         self._epochs, self._prefetch = epochs, prefetch
-        device = _checked_device(device)
+        device = check_device(device)
         self._prepare(version, config, engine=make_engine(engine, device=device, threads=threads))
         maker = self._maker(version, config, rank=rank, world_size=world_size, device=device, transform=transform)
         self._steps = [(stage, getattr(maker, stage)) for stage in STAGES if stage != "queue"]
@@ -325,32 +326,6 @@ class _Shared:
         if self.ahead is not None:
             self.ahead.stop()
         self.engine.close()
-
-
-def _placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    try:
-        import torch.distributed as dist
-    except ImportError as e:
-        raise MissingExtra("torch", needed_for="the loader", extra="torch") from e
-    running = dist.is_available() and dist.is_initialized()
-    if (rank is None) != (world_size is None):
-        raise LoaderError(f"rank={rank} and world_size={world_size}: give both or none of them")
-    if rank is not None and world_size is not None:
-        return rank, world_size
-    return (dist.get_rank(), dist.get_world_size()) if running else (0, 1)
-
-
-def _checked_device(device: Any) -> str | None:
-    """A torch device's name, None for the CPU. Raises LoaderError for one that is not there."""
-    import torch
-
-    try:
-        kind = None if device is None else torch.device(device).type
-    except RuntimeError as e:
-        raise LoaderError(f"device={device!r} cannot be used; allowed are None, 'cpu', 'cuda' or 'cuda:N'") from e
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise LoaderError(f"device={device!r} cannot be used: torch sees no CUDA device; leave it out for the CPU")
-    return None if kind in (None, "cpu") else str(device)
 
 
 def _check(batch_size: int, *, world_size: int, rank: int, epochs: int | None, prefetch: int, bad_samples: str) -> None:
