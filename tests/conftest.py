@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 from pathlib import Path
 
 import pytest
+
+from tests.jobs import run_job
+from videoflow import recipe as recipes
+from videoflow.dataset.catalog import Catalog
 
 ROOT = Path(__file__).resolve().parent.parent
 CORPUS = Path(os.environ.get("VIDEOFLOW_CORPUS") or ROOT.parent / "shared" / "videos")
@@ -29,3 +34,14 @@ def read_tsv(name: str) -> list[dict[str, str]]:
         return []
     with path.open(encoding="utf-8") as f:
         return list(csv.DictReader((line for line in f if not line.startswith("#")), delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+@pytest.fixture(scope="session")
+def catalog_of_hard_files(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    """All hard files through recipe `clips` on the local engine: version `hard`, and `hard_short` with min_seconds 0.1."""
+    root = tmp_path_factory.mktemp("hard")
+    recipe = recipes.load("clips")
+    summary = run_job(recipe, [corpus], root, name="hard")
+    (root / "summary.json").write_text(json.dumps(summary.to_dict(), default=str))
+    run_job(recipe.with_settings(["clips.min_seconds=0.1"]), [corpus], root, name="hard_short")
+    return Catalog.open(root)
