@@ -1,0 +1,106 @@
+"""What is a video, what is ignored, what is named."""
+
+from __future__ import annotations
+
+import os
+from fractions import Fraction
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from videoflow.errors import SourceError
+from videoflow.sources import printable, scan
+from videoflow.testing import make_barcode_video
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_barcode_video(tmp_path_factory.mktemp("v") / "a.mp4", num_frames=10)
+
+
+def names(*sources: object) -> list[str]:
+    return [Path(f.uri).name for f in scan([str(s) for s in sources]).files]
+
+
+def test_folders_recurse_and_sidecars_are_ignored(tmp_path: Path, clip: Path) -> None:
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    data = clip.read_bytes()
+    for name in ("b.mp4", "deep/c.MKV", "deep/er/no_extension", "deep/odd.xyz"):
+        (tmp_path / name).write_bytes(data)
+    for name in ("b.srt", "deep/notes.txt", "deep/c.json", "script.ts", "unknown.xyz2", ".hidden.mp4"):
+        (tmp_path / name).write_text("const x: number = 1;")
+    found = scan([str(tmp_path)])
+    assert sorted(Path(f.uri).name for f in found.files) == ["b.mp4", "c.MKV", "no_extension", "odd.xyz"]
+    assert len(found.ignored) == 5
+
+
+def test_odd_names_come_through(tmp_path: Path, clip: Path) -> None:
+    odd = ["with space.mp4", "动画 é.mp4", "a[1].mp4", "x?y*.mp4", "new\nline.mp4", "-rf.mp4", "a:b.mp4", "%41.mp4", "#hash.mp4"]
+    for name in odd:
+        (tmp_path / name).write_bytes(clip.read_bytes())
+    raw = os.fsencode(str(tmp_path)) + b"/bad\xff.mp4"
+    with open(raw, "wb") as f:
+        f.write(clip.read_bytes())
+    found = scan([str(tmp_path)])
+    assert len(found.files) == len(odd) + 1
+    assert any(f.uri.endswith("bad\\xff.mp4") for f in found.files)
+    for f in found.files:
+        f.uri.encode("utf-8")  # fit for tables
+        assert Path(f.path).exists() or os.path.exists(f.path)
+    assert names(tmp_path / "a[1].mp4") == ["a[1].mp4"]  # an existing name is no pattern
+
+
+def test_globs_links_and_repeats(tmp_path: Path, clip: Path) -> None:
+    (tmp_path / "a.mp4").write_bytes(clip.read_bytes())
+    (tmp_path / "b.mov").write_bytes(clip.read_bytes())
+    (tmp_path / "loop").symlink_to(tmp_path)
+    assert names(tmp_path / "*.mp4") == ["a.mp4"]
+    assert names(tmp_path, tmp_path / "a.mp4", tmp_path) == ["a.mp4", "b.mov"]
+    with pytest.raises(SourceError, match="no file matches"):
+        scan([str(tmp_path / "*.webm")])
+    with pytest.raises(SourceError, match="does not exist"):
+        scan([str(tmp_path / "nowhere")])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match="holds no files"):
+        scan([str(tmp_path / "empty")])
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_manifests_bring_metadata_and_intervals(tmp_path: Path, clip: Path, kind: str) -> None:
+    (tmp_path / "a.mp4").write_bytes(clip.read_bytes())
+    path = tmp_path / f"m.{kind}"
+    if kind == "csv":
+        path.write_text("uri,start,end,caption\na.mp4,0.1,0.2,hello\na.mp4,0.2,0.3,hello\ngone.mp4,,,lost\n")
+    elif kind == "jsonl":
+        rows = '{"uri":"a.mp4","start":0.1,"end":0.2,"caption":"hello"}\n{"uri":"a.mp4","start":0.2,"end":0.3,"caption":"hello"}\n'
+        path.write_text(rows + '{"uri":"gone.mp4","caption":"lost"}\n')
+    else:
+        columns = {"uri": ["a.mp4", "a.mp4", "gone.mp4"], "start": [0.1, 0.2, None], "end": [0.2, 0.3, None], "caption": ["hello", "hello", "lost"]}
+        pyarrow.parquet.write_table(pa.table(columns), path)
+    a, gone = scan([str(path)]).files
+    assert a.metadata == {"caption": "hello"}
+    assert a.intervals == ((Fraction("0.1"), Fraction("0.2")), (Fraction("0.2"), Fraction("0.3")))
+    assert gone.problem and gone.metadata == {"caption": "lost"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("path\na.mp4\n", "no column uri"),
+        ("uri,start\na.mp4,1\n", "without its counterpart"),
+        ("uri,start,end\na.mp4,2,1\n", "row 1: start 2 is not before end 1"),
+        ("uri,start,end\na.mp4,0,1\na.mp4,x,1\n", "row 2"),
+        ("uri\n\n", "no video|holds no files"),
+    ],
+)
+def test_manifests_that_make_no_sense_are_named(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "m.csv").write_text(text)
+    with pytest.raises(SourceError, match=says):
+        scan([str(tmp_path / "m.csv")])
+
+
+def test_credentials_and_queries_are_not_shown() -> None:
+    assert printable("https://user:secret@host/a.mp4?token=x#y") == "https://host/a.mp4"
+    assert printable("s3://bucket/a b.mp4") == "s3://bucket/a b.mp4"
