@@ -25,6 +25,8 @@ _FULL_RANGE = 2  # AVCOL_RANGE_JPEG
 #: (Kr, Kb) by AVColorSpace; source: ITU-T H.273, table 4. Everything else is read as BT.601.
 _KR_KB = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627, 0.0593), 10: (0.2627, 0.0593)}
 _BT601 = (0.299, 0.114)
+#: Luma 16…235 to 0…255, clipped, rounded half up in integers.
+_LIMITED_TO_FULL = np.array([min(255, max(0, ((y - 16) * 510 + 219) // 438)) for y in range(256)], np.uint8)
 _SWS_COLORSPACE = {1: "ITU709", 4: "FCC", 7: "SMPTE240M", 9: 9, 10: 9}
 
 
@@ -187,11 +189,14 @@ class Picture:
         return self._small[key]
 
     def luma(self, width: int, height: int) -> np.ndarray:
-        """Stretched luma picture in stored orientation, uint8 (height, width)."""
+        """Stretched luma picture in stored orientation, uint8 (height, width), 0 black … 255 white whatever the range."""
         key = ("luma", width, height)
         if key not in self._small:
             if self.is_fast:
-                self._small[key] = shrink(self._planes()[0], width, height)
+                luma = shrink(self._planes()[0], width, height)
+                if not self._is_full_range:
+                    luma = cv2.LUT(luma, _LIMITED_TO_FULL)
+                self._small[key] = luma
             else:
                 self._small[key] = cv2.cvtColor(self._stored_rgb(width, height), cv2.COLOR_RGB2GRAY)
         return self._small[key]

@@ -1,0 +1,247 @@
+"""Jobs: what is computed, reused and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import lance
+import numpy as np
+import pytest
+
+import videoflow
+from tests.jobs import Quiet, run_job
+from videoflow.errors import SystemFailure
+from videoflow.recipe import Recipe
+from videoflow.store.commit import Committer
+from videoflow.testing import make_barcode_video
+
+RECIPE = Recipe(
+    stages={
+        "frames": {},
+        "shots": {"detector": "hsv"},
+        "quality": {},
+        "clips": {"by": "windows", "window_seconds": 1},
+        "embed": {"dtype": "float32"},
+    }
+)
+CHEAP = RECIPE.model_copy(update={"stages": {k: v for k, v in RECIPE.stages.items() if k != "embed"}})
+
+
+@pytest.fixture
+def videos(tmp_path: Path) -> Path:
+    folder = tmp_path / "videos"
+    folder.mkdir()
+    for i in range(6):
+        make_barcode_video(folder / f"v{i}.mp4", num_frames=60 + i, offset=100 * i)
+    return folder
+
+
+def facts(root: Path) -> dict[tuple, tuple]:
+    """Everything the ledger says of results, without when and by whom."""
+    rows = lance.dataset(str(root / "ledger.lance")).to_table().to_pylist()
+    return {(r["stage"], r["fingerprint"], r["item_key"]): (r["state"], r["class"], r["rows"], r["output_digest"]) for r in rows}
+
+
+def item_rows(root: Path) -> dict[str, list[str]]:
+    """Row keys of every artifact table, for counting doubles."""
+    found = {}
+    for table in ("videos", "frames", "shots", "quality", "clips", "embeddings"):
+        for part in sorted((root / table).glob("*/part-*.lance")):
+            d = lance.dataset(str(part))
+            extra = [c for c in ("chunk", "clip_key") if c in d.schema.names]
+            rows = d.to_table(columns=["item_key", *extra]).to_pylist()
+            found[f"{table}/{part.parent.name}"] = sorted(str(list(r.values())) for r in rows)
+    return found
+
+
+def test_adding_files_decodes_only_those(videos: Path, tmp_path: Path) -> None:
+    root = tmp_path / "cat"
+    first = run_job(CHEAP, [videos], root)
+    assert (first.decoded_videos, first.version, first.clips) == (6, "x@1", 12 + 6 - 6 + _tail_clips())
+    for i in range(3):
+        make_barcode_video(videos / f"new{i}.mp4", num_frames=30, offset=1000 + 40 * i)
+    second = run_job(CHEAP, [videos], root)
+    assert (second.decoded_videos, second.videos, second.version) == (3, 9, "x@2")
+    # The old version is as it was; the new one holds exactly this run's sources.
+    assert len(videoflow.open(str(root)).version("x@1").clips()) == first.clips
+    only = run_job(CHEAP, [videos / "new0.mp4"], root, name="y")
+    assert (only.decoded_videos, only.videos, only.clips) == (0, 1, 1)
+
+
+def _tail_clips() -> int:
+    """Videos of 60…65 frames at 30/s: two whole windows each, and a rest shorter than half a second."""
+    return 0
+
+
+def test_two_names_of_the_same_bytes_are_one_video(videos: Path, tmp_path: Path) -> None:
+    shutil.copy(videos / "v0.mp4", videos / "copy.mp4")
+    summary = run_job(CHEAP, [videos], tmp_path / "cat")
+    assert (summary.videos, summary.duplicates, summary.decoded_videos) == (6, 1, 6)
+
+
+def test_changed_and_vanished_sources_are_named(videos: Path, tmp_path: Path) -> None:
+    root, progress = tmp_path / "cat", Quiet()
+    run_job(CHEAP, [videos], root)
+    make_barcode_video(videos / "v0.mp4", num_frames=50, offset=7000)
+    (videos / "v1.mp4").unlink()
+    summary = run_job(CHEAP, [videos], root, progress=progress)
+    assert summary.changed == (str(videos / "v0.mp4"),) and summary.vanished == (str(videos / "v1.mp4"),)
+    assert any("v1.mp4" in n and "vanished" in n for n in progress.notes)
+    assert summary.decoded_videos == 1
+
+
+def test_downstream_changes_decode_nothing(videos: Path, tmp_path: Path) -> None:
+    root = tmp_path / "cat"
+    run_job(CHEAP, [videos], root)
+    for setting in ("clips.max_seconds=3", "clips.window_seconds=0.6", "clips.by=shots"):
+        summary = run_job(CHEAP.with_settings([setting]), [videos], root)
+        assert summary.decoded_videos == 0
+    quality = run_job(CHEAP.with_settings(["quality.fps=4"]), [videos], root)
+    assert quality.decoded_videos == 6
+    assert quality.stages["decode"]["items"] == 6
+    assert len(list((root / "frames").iterdir())) == 1  # the frame cache was not made again
+
+
+def test_unreadable_and_missing_sources_are_accounted_for(videos: Path, tmp_path: Path) -> None:
+    root, manifest = tmp_path / "cat", tmp_path / "m.csv"
+    manifest.write_text(f"uri,who\n{videos}/v0.mp4,me\n{videos}/gone.mp4,me\n")
+    summary = run_job(CHEAP, [manifest], root)
+    assert (summary.videos, summary.done, summary.quarantined) == (2, 1, 1)
+    (row,) = videoflow.open(str(root)).quarantine()
+    assert row["uri"].endswith("gone.mp4") and (row["class"], row["stage"]) == ("io_error", "sources")
+    assert set(videoflow.open(str(root)).version("x").clips()["who"].to_pylist()) == {"me"}
+    before = facts(root)
+    run_job(CHEAP, [manifest], root)
+    assert facts(root) == before
+    make_barcode_video(videos / "gone.mp4", num_frames=40, offset=5000)
+    assert run_job(CHEAP, [manifest], root).done == 2
+    assert videoflow.open(str(root)).quarantine() == []
+
+
+@pytest.mark.timeout(280)
+def test_ray_and_local_engines_write_the_same(videos: Path, corpus: Path, tmp_path: Path) -> None:
+    for name in ("rotate_90.mov", "corrupt_midstream.mp4", "zero_byte.mp4", "cuts_bikes.mp4"):
+        shutil.copy(corpus / name, videos / name)
+    local, ray = tmp_path / "local", tmp_path / "ray"
+    one = run_job(RECIPE, [videos], local)
+    two = run_job(RECIPE, [videos], ray, engine="ray")
+    assert facts(local) == facts(ray)
+    assert item_rows(local) == item_rows(ray)
+    assert (one.videos, one.done, one.clips) == (two.videos, two.done, two.clips)
+    a, b = (videoflow.open(str(r)).version("x") for r in (local, ray))
+    rows = [sorted(v.clips().to_pylist(), key=lambda r: r["position"]) for v in (a, b)]
+    for left, right in zip(*rows, strict=True):
+        for score in ("motion", "sharpness", "luma", "black"):
+            assert left[score] == pytest.approx(right[score], rel=1e-5)
+    vectors = [embeddings(r) for r in (local, ray)]
+    assert vectors[0].keys() == vectors[1].keys() and len(vectors[0]) == one.clips
+    for key, vector in vectors[0].items():
+        assert float(vector @ vectors[1][key]) >= 0.9999
+
+
+def embeddings(root: Path) -> dict[str, np.ndarray]:
+    (part,) = (root / "embeddings").glob("*/part-00000.lance")
+    table = lance.dataset(str(part)).to_table()
+    return dict(zip(table["clip_key"].to_pylist(), np.array(table["vector"].to_pylist(), np.float64), strict=True))
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_stopped_job_resumes_to_the_same_result(videos: Path, tmp_path: Path, how: signal.Signals) -> None:
+    undisturbed, root = tmp_path / "undisturbed", tmp_path / "cat"
+    run_job(CHEAP, [videos], undisturbed)
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(json.dumps(CHEAP.model_dump(mode="json")))
+    command = [sys.executable, "-m", "videoflow.cli.main", "run", str(recipe), "--source", str(videos), "--root", str(root)]
+    command += ["--name", "x", "--engine", "local", "--workers", "1", "--json"]
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and job.poll() is None and not _committed(root):
+        time.sleep(0.05)
+    children = _children(job.pid)
+    job.send_signal(how)
+    job.communicate(timeout=60)
+    if how == signal.SIGINT and job.returncode != 0:
+        assert job.returncode == 130
+    _assert_gone(children)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["videos"], result["done"], result["pending"]) == (6, 6, 0)
+    assert facts(root) == facts(undisturbed)
+    rows = item_rows(root)
+    assert rows == item_rows(undisturbed)
+    assert all(len(set(keys)) == len(keys) for keys in rows.values())
+
+
+def _committed(root: Path) -> bool:
+    return any((root / "frames").glob("*/part-*.lance/_versions/*")) and len(facts(root)) > 0 if root.exists() else False
+
+
+def _children(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task")
+    found = []
+    for task in path.iterdir() if path.exists() else []:
+        found += [int(c) for c in (task / "children").read_text().split()]
+    return found + [g for c in found for g in _children(c)]
+
+
+def _assert_gone(pids: list[int]) -> None:
+    for _ in range(200):
+        left = [p for p in pids if Path(f"/proc/{p}").exists() and "Z" not in Path(f"/proc/{p}/stat").read_text().rsplit(")", 1)[1][:3]]
+        if not left:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"processes {left} outlived the job")
+
+
+def test_a_failing_store_stops_the_job_and_quarantines_nobody(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "cat"
+    real, calls = Committer.commit, []
+
+    def full_disk(self: Committer, records: object) -> None:
+        calls.append(1)
+        if len(calls) == 8:
+            raise SystemFailure("cannot commit: the disk is full; make room and run the same command again")
+        real(self, records)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Committer, "commit", full_disk)
+    with pytest.raises(SystemFailure, match="full"):
+        run_job(CHEAP, [videos], root)
+    monkeypatch.undo()
+    assert all(state != "quarantined" for state, *_ in facts(root).values())
+    jobs = [json.loads(p.read_text()) for p in (root / "jobs").iterdir()]
+    assert [j["state"] for j in jobs] == ["stopped"]
+    summary = run_job(CHEAP, [videos], root)
+    assert (summary.done, summary.pending) == (6, 0)
+    assert summary.decoded_videos < 6 or os.environ.get("VIDEOFLOW_ONE_UNIT")
+
+
+def test_manifest_intervals_become_clips(videos: Path, tmp_path: Path) -> None:
+    manifest = tmp_path / "m.csv"
+    manifest.write_text(f"uri,start,end,caption\n{videos}/v0.mp4,0.5,1.5,one\n{videos}/v0.mp4,1.0,1.8,one\n{videos}/v0.mp4,90,91,one\n")
+    run_job(CHEAP, [manifest], tmp_path / "cat")
+    clips = videoflow.open(str(tmp_path / "cat")).version("x").clips().to_pylist()
+    assert [(c["t0_us"], c["t1_us"], c["first_frame"], c["last_frame"], c["segment"]) for c in clips] == [
+        (500_000, 1_500_000, 15, 44, 0),
+        (1_000_000, 1_800_000, 30, 53, 1),
+    ]
+    assert {c["caption"] for c in clips} == {"one"}
+
+
+def test_splits_are_stable_and_follow_the_shares() -> None:
+    from videoflow.dataset.publish import split_of
+    from videoflow.keys import digest
+
+    shares = {"train": 0.8, "val": 0.1, "test": 0.1}
+    keys = [digest("k", i) for i in range(20_000)]
+    splits = [split_of(k, shares) for k in keys]
+    assert splits == [split_of(k, dict(shares)) for k in keys]
+    for name, share in shares.items():
+        assert splits.count(name) / len(keys) == pytest.approx(share, abs=0.01)
