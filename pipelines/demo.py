@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         videos = options.videos.resolve() if options.videos else sample_videos(out)
         summary = run_recipe(videos, out / "catalog", options.engine)
         version = videoflow.open(str(out / "catalog")).version(summary["version"])
-        say_summary(summary)
+        say_summary(summary, out / "catalog")
         if not summary["clips"]:
             raise InputError(f"no clips came out of {videos}: there is nothing to train on")
         train(version, steps=options.steps)
@@ -146,12 +146,14 @@ def run_recipe(videos: Path, root: Path, engine: str) -> dict[str, Any]:
     return summary
 
 
-def say_summary(summary: dict[str, Any]) -> None:
+def say_summary(summary: dict[str, Any], root: Path) -> None:
     """The job's summary in plain words."""
     s = summary
     heading("what the run did")
     print(f"{s['videos']} videos: {s['done']} done, {s['filtered']} filtered, {s['quarantined']} quarantined, "
           f"{s['pending']} pending; {s['ignored']} other files ignored")  # fmt: skip
+    if s["quarantined"]:
+        print(f"what was wrong with them: .venv/bin/videoflow quarantine list {root}")
     if s["decoded_videos"]:
         print(f"{s['decoded_videos']} decoded once: {s['frames_decoded']} frames in {s['seconds']:.1f} s")
     else:
@@ -182,18 +184,21 @@ class Counted:
 
 
 def make_model() -> torch.nn.Module:
-    """A small 3D network that paints a frame it was not shown from its neighbours: (B, 3, T, H, W) → same shape."""
+    """A small network that paints a frame it was not shown from its neighbours: (B, 3, T, H, W) → same shape.
+
+    It works on patches of 8×8 pixels, so that it trains in seconds without a GPU.
+    """
     from torch import nn
 
-    size: dict[str, Any] = {"kernel_size": (3, 4, 4), "stride": (1, 2, 2), "padding": (1, 1, 1)}
+    patch: dict[str, Any] = {"kernel_size": (1, 8, 8), "stride": (1, 8, 8)}
     return nn.Sequential(
-        nn.Conv3d(3, 16, **size),
+        nn.Conv3d(3, 64, **patch),
         nn.GELU(),
-        nn.Conv3d(16, 32, **size),
+        nn.Conv3d(64, 64, 3, padding=1),
         nn.GELU(),
-        nn.ConvTranspose3d(32, 16, **size),
+        nn.Conv3d(64, 64, 3, padding=1),
         nn.GELU(),
-        nn.ConvTranspose3d(16, 3, **size),
+        nn.ConvTranspose3d(64, 3, **patch),
     )
 
 

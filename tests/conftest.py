@@ -33,15 +33,28 @@ def read_tsv(name: str) -> list[dict[str, str]]:
     if not path.is_file():
         return []
     with path.open(encoding="utf-8") as f:
-        return list(csv.DictReader((line for line in f if not line.startswith("#")), delimiter="\t", quoting=csv.QUOTE_NONE))
+        return list(
+            csv.DictReader((line for line in f if not line.startswith("#")), delimiter="\t", quoting=csv.QUOTE_NONE)
+        )
 
 
 @pytest.fixture(scope="session")
 def catalog_of_hard_files(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Catalog:
-    """All hard files through recipe `clips` on the local engine: version `hard`, and `hard_short` with min_seconds 0.1."""
+    """All hard files through recipe `clips` on the local engine: version `hard`, and `hard_short` with min_seconds
+    0.1.
+    """
     root = tmp_path_factory.mktemp("hard")
     recipe = recipes.load("clips")
     summary = run_job(recipe, [corpus], root, name="hard")
     (root / "summary.json").write_text(json.dumps(summary.to_dict(), default=str))
     run_job(recipe.with_settings(["clips.min_seconds=0.1"]), [corpus], root, name="hard_short")
     return Catalog.open(root)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share a costly fixture, or start Ray, run in one worker each."""
+    for item in items:
+        if "catalog_of_hard_files" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("hard"))
+        elif "ray" in item.name:
+            item.add_marker(pytest.mark.xdist_group("ray"))

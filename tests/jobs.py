@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from videoflow.job import Job, JobOptions, JobSummary
+from videoflow.execute import JobOptions, JobSummary
+from videoflow.job import Job
 from videoflow.recipe import Recipe
 from videoflow.unit import UnitReport
 
@@ -37,5 +38,12 @@ def run_job(
     progress: Quiet | None = None,
 ) -> JobSummary:
     options = JobOptions(engine=engine, workers=workers, max_quarantined=1.0)
-    job = Job(recipe, [os.fspath(s) for s in sources], root=os.fspath(root), name=name, options=options, progress=progress or Quiet())
+    job = Job(
+        recipe,
+        [os.fspath(s) for s in sources],
+        root=os.fspath(root),
+        name=name,
+        options=options,
+        progress=progress or Quiet(),
+    )
     return job.run()

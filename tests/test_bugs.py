@@ -35,7 +35,9 @@ def barcodes(video: Video, **which: object) -> list[int]:
 # -- H01 -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "count"), [("bug_inputs/audio_outlasts_video_100f.mp4", 100), ("truncated_faststart.mp4", 126)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("bug_inputs/audio_outlasts_video_100f.mp4", 100), ("truncated_faststart.mp4", 126)]
+)
 def test_h01_count_is_what_decodes_and_the_tail_ends_at_once(corpus: Path, name: str, count: int) -> None:
     video = Video(corpus / name, timeout_seconds=60)
     assert len(video) == count
@@ -82,7 +84,20 @@ def test_h03_edit_list_hides_a_keyframe(corpus: Path) -> None:
     assert len(video) == 25
     straight = video.frames(index=range(25))
     assert [f.pts_seconds for f in straight] == pytest.approx([i * 0.04 for i in range(25)])
-    command = ["ffmpeg", "-v", "error", "-i", str(path), "-fps_mode", "passthrough", "-pix_fmt", "rgb24", "-f", "rawvideo", "-"]
+    command = [
+        "ffmpeg",
+        "-v",
+        "error",
+        "-i",
+        str(path),
+        "-fps_mode",
+        "passthrough",
+        "-pix_fmt",
+        "rgb24",
+        "-f",
+        "rawvideo",
+        "-",
+    ]
     raw = subprocess.run(command, capture_output=True, check=True).stdout
     golden = np.frombuffer(raw, np.uint8).reshape(-1, 64, 64, 3)
     assert len(golden) == 25
@@ -157,8 +172,25 @@ def test_h08_pictures_are_upright_everywhere(corpus: Path, catalog_of_hard_files
     assert first.image.shape == (height, width, 3)
     if name == "rotate_90.mov":
         assert (width, height) == (320, 568)
-    command = ["ffmpeg", "-v", "error", "-i", str(corpus / name), "-map", "0:v:0", "-frames:v", "1", "-pix_fmt", "rgb24", "-f", "rawvideo", "-"]
-    golden = np.frombuffer(subprocess.run(command, capture_output=True, check=True).stdout, np.uint8).reshape(height, width, 3)
+    command = [
+        "ffmpeg",
+        "-v",
+        "error",
+        "-i",
+        str(corpus / name),
+        "-map",
+        "0:v:0",
+        "-frames:v",
+        "1",
+        "-pix_fmt",
+        "rgb24",
+        "-f",
+        "rawvideo",
+        "-",
+    ]
+    golden = np.frombuffer(subprocess.run(command, capture_output=True, check=True).stdout, np.uint8).reshape(
+        height, width, 3
+    )
     assert np.abs(first.image.astype(int) - golden).mean() < 2
     row = next(r for r in read_tsv("GRID.tsv") if r["file"] == name)
     _, cached = next(iter(decode_pass(corpus / name)))
@@ -180,17 +212,25 @@ def test_h09_clips_hold_exactly_their_frames(corpus: Path, tmp_path: Path) -> No
     rows = [{"uri": str(source), "start": "2.20", "end": "3.00"}]
     rows += [{"uri": str(source), "start": f"{s / 25:.2f}", "end": f"{(s + 17) / 25:.2f}"} for s in range(234)]
     manifest.write_text("\n".join(json.dumps(r) for r in rows))
-    version = run_local(Recipe(stages={"frames": {"fps": "25"}, "shots": {"detector": "hsv"}, "clips": {}}), [manifest], tmp_path / "cat")
+    version = run_local(
+        Recipe(stages={"frames": {"fps": "25"}, "shots": {"detector": "hsv"}, "clips": {}}),
+        [manifest],
+        tmp_path / "cat",
+    )
     clips = {(r["first_frame"], r["last_frame"]) for r in version.clips().to_pylist()}
     assert clips == {(s, s + 16) for s in range(234)} | {(55, 74)}
-    with version.loader(batch_size=5, frames=17, fps=25, shuffle=False, epochs=1, tail="pad", filter="num_frames = 17") as loader:
+    with version.loader(
+        batch_size=5, frames=17, fps=25, shuffle=False, epochs=1, tail="pad", filter="num_frames = 17"
+    ) as loader:
         seen = 0
         for batch in loader:
             for b, key in enumerate(batch["clip_key"]):
                 if batch["valid"][b]:
                     (row,) = version.clips(columns=["first_frame"], filter=f"clip_key = '{key}'").to_pylist()
                     pictures = batch["video"][b].permute(0, 2, 3, 1).numpy()
-                    assert [read_barcode(p) for p in pictures] == list(range(row["first_frame"], row["first_frame"] + 17))
+                    assert [read_barcode(p) for p in pictures] == list(
+                        range(row["first_frame"], row["first_frame"] + 17)
+                    )
                     seen += 1
     assert seen == 234
 
@@ -204,7 +244,17 @@ def test_h10_bad_files_stop_nothing(corpus: Path, tmp_path: Path) -> None:
     good = ["bug_inputs/keyframe_every_50.mp4", "rotate_90.mov", "vp8_vorbis.webm"]
     for name in [*BAD, *good]:
         shutil.copy(corpus / name, folder / Path(name).name)
-    command = [sys.executable, "-m", "videoflow.cli.main", "run", "clips", "--source", str(folder), "--root", str(tmp_path / "cat")]
+    command = [
+        sys.executable,
+        "-m",
+        "videoflow.cli.main",
+        "run",
+        "clips",
+        "--source",
+        str(folder),
+        "--root",
+        str(tmp_path / "cat"),
+    ]
     command += ["--name", "x", "--engine", "local", "--max-quarantined", "100%", "--json"]
     first = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert first.returncode == 0, first.stderr

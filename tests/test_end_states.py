@@ -32,7 +32,11 @@ def by_file(catalog: Catalog, corpus: Path) -> dict[str, dict]:
     keyed = {r["video_key"]: r for r in rows}
     assert len(keyed) == len(rows)  # nothing doubled
     sources = catalog.known_sources()
-    return {str(Path(u).relative_to(corpus.absolute())): keyed[s["video_key"]] for u, s in sources.items() if s["video_key"] in keyed}
+    return {
+        str(Path(u).relative_to(corpus.absolute())): keyed[s["video_key"]]
+        for u, s in sources.items()
+        if s["video_key"] in keyed
+    }
 
 
 @pytest.mark.parametrize("row", INDEX, ids=lambda r: r["file"])
@@ -61,7 +65,9 @@ def test_the_count_adds_up(catalog_of_hard_files: Catalog) -> None:
     assert summary["ignored"] == 3 and summary["decoded_videos"] == 46
 
 
-def test_a_second_run_decodes_nothing_writes_nothing_and_answers_with_the_version(corpus: Path, catalog_of_hard_files: Catalog) -> None:
+def test_a_second_run_decodes_nothing_writes_nothing_and_answers_with_the_version(
+    corpus: Path, catalog_of_hard_files: Catalog
+) -> None:
     root = Path(catalog_of_hard_files.root.url)
 
     def tables() -> dict[str, int]:
@@ -88,13 +94,15 @@ def test_no_clip_holds_a_damaged_frame(corpus: Path, catalog_of_hard_files: Cata
 @pytest.mark.parametrize("name", ["hole_in_gop_4_of_10.mp4", "keyframe_every_50.mp4", "episodes_40x37_at_2997.mp4"])
 def test_barcodes_through_the_loader(catalog_of_hard_files: Catalog, name: str) -> None:
     version = videoflow.open(catalog_of_hard_files.root.url).version("hard")
-    options = dict(filter=f"uri LIKE '%{name}'", batch_size=1, frames="1+1k", fps=8, size=None, shuffle=False, epochs=1)
+    where = f"uri LIKE '%{name}'"
     seen = 0
-    with version.loader(**options) as loader:
+    with version.loader(batch_size=1, frames="1+1k", fps=8, filter=where, shuffle=False, epochs=1) as loader:
         for batch in loader:
             (clip,) = version.clips(filter=f"clip_key = '{batch['clip_key'][0]}'").to_pylist()
             pictures = batch["video"][0].permute(0, 2, 3, 1).numpy()
-            for picture, seconds, valid in zip(pictures, batch["pts_seconds"][0].tolist(), batch["frame_valid"][0], strict=True):
+            for picture, seconds, valid in zip(
+                pictures, batch["pts_seconds"][0].tolist(), batch["frame_valid"][0], strict=True
+            ):
                 rate = 25 if "keyframe" in name else 30 if "hole" in name else 30000 / 1001
                 if valid:
                     assert videoflow.testing.read_barcode(picture) == round(seconds * rate)

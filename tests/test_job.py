@@ -46,7 +46,10 @@ def videos(tmp_path: Path) -> Path:
 def facts(root: Path) -> dict[tuple, tuple]:
     """Everything the ledger says of results, without when and by whom."""
     rows = lance.dataset(str(root / "ledger.lance")).to_table().to_pylist()
-    return {(r["stage"], r["fingerprint"], r["item_key"]): (r["state"], r["class"], r["rows"], r["output_digest"]) for r in rows}
+    return {
+        (r["stage"], r["fingerprint"], r["item_key"]): (r["state"], r["class"], r["rows"], r["output_digest"])
+        for r in rows
+    }
 
 
 def item_rows(root: Path) -> dict[str, list[str]]:
@@ -159,7 +162,17 @@ def test_a_stopped_job_resumes_to_the_same_result(videos: Path, tmp_path: Path, 
     run_job(CHEAP, [videos], undisturbed)
     recipe = tmp_path / "r.yaml"
     recipe.write_text(json.dumps(CHEAP.model_dump(mode="json")))
-    command = [sys.executable, "-m", "videoflow.cli.main", "run", str(recipe), "--source", str(videos), "--root", str(root)]
+    command = [
+        sys.executable,
+        "-m",
+        "videoflow.cli.main",
+        "run",
+        str(recipe),
+        "--source",
+        str(videos),
+        "--root",
+        str(root),
+    ]
     command += ["--name", "x", "--engine", "local", "--workers", "1", "--json"]
     job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
@@ -181,7 +194,9 @@ def test_a_stopped_job_resumes_to_the_same_result(videos: Path, tmp_path: Path, 
 
 
 def _committed(root: Path) -> bool:
-    return any((root / "frames").glob("*/part-*.lance/_versions/*")) and len(facts(root)) > 0 if root.exists() else False
+    return (
+        any((root / "frames").glob("*/part-*.lance/_versions/*")) and len(facts(root)) > 0 if root.exists() else False
+    )
 
 
 def _children(pid: int) -> list[int]:
@@ -194,14 +209,20 @@ def _children(pid: int) -> list[int]:
 
 def _assert_gone(pids: list[int]) -> None:
     for _ in range(200):
-        left = [p for p in pids if Path(f"/proc/{p}").exists() and "Z" not in Path(f"/proc/{p}/stat").read_text().rsplit(")", 1)[1][:3]]
+        left = [
+            p
+            for p in pids
+            if Path(f"/proc/{p}").exists() and "Z" not in Path(f"/proc/{p}/stat").read_text().rsplit(")", 1)[1][:3]
+        ]
         if not left:
             return
         time.sleep(0.05)
     raise AssertionError(f"processes {left} outlived the job")
 
 
-def test_a_failing_store_stops_the_job_and_quarantines_nobody(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_store_stops_the_job_and_quarantines_nobody(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = tmp_path / "cat"
     real, calls = Committer.commit, []
 
@@ -225,7 +246,9 @@ def test_a_failing_store_stops_the_job_and_quarantines_nobody(videos: Path, tmp_
 
 def test_manifest_intervals_become_clips(videos: Path, tmp_path: Path) -> None:
     manifest = tmp_path / "m.csv"
-    manifest.write_text(f"uri,start,end,caption\n{videos}/v0.mp4,0.5,1.5,one\n{videos}/v0.mp4,1.0,1.8,one\n{videos}/v0.mp4,90,91,one\n")
+    manifest.write_text(
+        f"uri,start,end,caption\n{videos}/v0.mp4,0.5,1.5,one\n{videos}/v0.mp4,1.0,1.8,one\n{videos}/v0.mp4,90,91,one\n"
+    )
     run_job(CHEAP, [manifest], tmp_path / "cat")
     clips = videoflow.open(str(tmp_path / "cat")).version("x").clips().to_pylist()
     assert [(c["t0_us"], c["t1_us"], c["first_frame"], c["last_frame"], c["segment"]) for c in clips] == [

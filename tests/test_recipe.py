@@ -28,7 +28,9 @@ def write(tmp_path: Path, text: str) -> str:
 def test_yaml_and_python_give_the_same_recipe(tmp_path: Path) -> None:
     from_yaml = recipes.load(write(tmp_path, "stages:\n  frames: {fps: 4}\n  clips: {}\n  shots:\n"))
     python = tmp_path / "r.py"
-    python.write_text("from videoflow import Recipe\nrecipe = Recipe(stages={'frames': {'fps': 4}, 'clips': {}, 'shots': {}})\n")
+    python.write_text(
+        "from videoflow import Recipe\nrecipe = Recipe(stages={'frames': {'fps': 4}, 'clips': {}, 'shots': {}})\n"
+    )
     assert recipes.load(str(python)) == from_yaml
 
 
@@ -95,7 +97,11 @@ def test_fingerprints_are_equal_in_another_process() -> None:
 
 def test_rates_that_mean_the_same_are_the_same() -> None:
     cls = find_stage("frames")
-    assert cls.Params.model_validate({"fps": 8.0}) == cls.Params.model_validate({"fps": "8"}) == cls.Params.model_validate({"fps": "16/2"})
+    assert (
+        cls.Params.model_validate({"fps": 8.0})
+        == cls.Params.model_validate({"fps": "8"})
+        == cls.Params.model_validate({"fps": "16/2"})
+    )
 
 
 def test_keys_are_blake3_of_canonical_json() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from fractions import Fraction
 from pathlib import Path
@@ -37,7 +38,17 @@ def test_folders_recurse_and_sidecars_are_ignored(tmp_path: Path, clip: Path) ->
 
 
 def test_odd_names_come_through(tmp_path: Path, clip: Path) -> None:
-    odd = ["with space.mp4", "动画 é.mp4", "a[1].mp4", "x?y*.mp4", "new\nline.mp4", "-rf.mp4", "a:b.mp4", "%41.mp4", "#hash.mp4"]
+    odd = [
+        "with space.mp4",
+        "动画 é.mp4",
+        "a[1].mp4",
+        "x?y*.mp4",
+        "new\nline.mp4",
+        "-rf.mp4",
+        "a:b.mp4",
+        "%41.mp4",
+        "#hash.mp4",
+    ]
     for name in odd:
         (tmp_path / name).write_bytes(clip.read_bytes())
     raw = os.fsencode(str(tmp_path)) + b"/bad\xff.mp4"
@@ -74,10 +85,15 @@ def test_manifests_bring_metadata_and_intervals(tmp_path: Path, clip: Path, kind
     if kind == "csv":
         path.write_text("uri,start,end,caption\na.mp4,0.1,0.2,hello\na.mp4,0.2,0.3,hello\ngone.mp4,,,lost\n")
     elif kind == "jsonl":
-        rows = '{"uri":"a.mp4","start":0.1,"end":0.2,"caption":"hello"}\n{"uri":"a.mp4","start":0.2,"end":0.3,"caption":"hello"}\n'
-        path.write_text(rows + '{"uri":"gone.mp4","caption":"lost"}\n')
+        rows = [{"uri": "a.mp4", "start": a, "end": b, "caption": "hello"} for a, b in ((0.1, 0.2), (0.2, 0.3))]
+        path.write_text("\n".join(json.dumps(r) for r in [*rows, {"uri": "gone.mp4", "caption": "lost"}]))
     else:
-        columns = {"uri": ["a.mp4", "a.mp4", "gone.mp4"], "start": [0.1, 0.2, None], "end": [0.2, 0.3, None], "caption": ["hello", "hello", "lost"]}
+        columns = {
+            "uri": ["a.mp4", "a.mp4", "gone.mp4"],
+            "start": [0.1, 0.2, None],
+            "end": [0.2, 0.3, None],
+            "caption": ["hello", "hello", "lost"],
+        }
         pyarrow.parquet.write_table(pa.table(columns), path)
     a, gone = scan([str(path)]).files
     assert a.metadata == {"caption": "hello"}

@@ -25,7 +25,7 @@ _HOME = {
 }
 
 
-def open(root: str) -> "Catalog":  # noqa: A001 - videoflow.open reads as it should
+def open(root: str) -> "Catalog":
     """Open the catalog at a root (a folder or URL); see `videoflow.dataset.catalog.Catalog.open`."""
     from videoflow.dataset.catalog import Catalog
 

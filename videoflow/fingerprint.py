@@ -1,8 +1,9 @@
 """Fingerprints: what computed a result, as a key. No paths, no hosts, no package versions.
 
-fingerprint = BLAKE3(canonical JSON of stage name, stage version, parameters, identity, output schema), where identity is
-what the stage itself says decides its result: the weights' digest, the decoder's canaries. `components` keeps the parts,
-so that a plan can name the one that changed. `item_key` is what a result is for.
+fingerprint = BLAKE3(canonical JSON of stage name, stage version, parameters, identity, output schema), where identity
+is
+what the stage itself says decides its result: the weights' digest, the decoder's canaries. `components` keeps the
+parts, so that a plan can name the one that changed. `item_key` is what a result is for.
 """
 
 from __future__ import annotations
@@ -35,9 +36,7 @@ def pass_item_key(video_key: str, stream: int | None, fp: str) -> str:
     return digest("video", video_key, stream, fp)
 
 
-def video_item_key(
-    video_key: str, input_digest: str, intervals: tuple[tuple[Fraction, Fraction], ...], fp: str
-) -> str:
+def video_item_key(video_key: str, input_digest: str, intervals: tuple[tuple[Fraction, Fraction], ...], fp: str) -> str:
     """Key of a VideoStage's result: the digest of what it reads and the intervals asked for."""
     return digest("rows", video_key, input_digest, [[str(a), str(b)] for a, b in intervals], fp)
 

@@ -42,7 +42,9 @@ class Identified:
     duplicates: int
 
 
-def identify(catalog: Catalog, scan: Scan, *, job: str | None, on_file: Callable[[], None] = lambda: None) -> Identified:
+def identify(
+    catalog: Catalog, scan: Scan, *, job: str | None, on_file: Callable[[], None] = lambda: None
+) -> Identified:
     """Key every file; with ``job`` set, write what is new to the sources table (a plan writes nothing)."""
     known = catalog.known_sources()
     keyed: list[tuple[SourceFile, str]] = []
@@ -56,7 +58,9 @@ def identify(catalog: Catalog, scan: Scan, *, job: str | None, on_file: Callable
                 keyed.append((file, key))
     changed = tuple(f.uri for f, k in keyed if f.uri in known and known[f.uri]["video_key"] != k)
     there = {f.uri for f in scan.files}
-    vanished = tuple(u for u in sorted(known) if u not in there and u.startswith(scan.prefixes)) if scan.prefixes else ()
+    vanished = (
+        tuple(u for u in sorted(known) if u not in there and u.startswith(scan.prefixes)) if scan.prefixes else ()
+    )
     if job is not None:
         _record(catalog, keyed, unreadable, known, job)
     videos = _distinct(keyed)
@@ -97,12 +101,15 @@ def _record(
         metadata = json.dumps(file.metadata, sort_keys=True, default=str)
         old = known.get(file.uri)
         if not old or (old["stamp"], old["video_key"], old["metadata"]) != (file.stamp, key, metadata):
-            rows.append({"uri": file.uri, "size": file.size, "stamp": file.stamp, "video_key": key, "metadata": metadata})
+            rows.append(
+                {"uri": file.uri, "size": file.size, "stamp": file.stamp, "video_key": key, "metadata": metadata}
+            )
     lost = [(uri, key, why) for uri, key, why in unreadable if known.get(uri, {}).get("video_key") != key]
     rows += [{"uri": uri, "size": 0, "stamp": "", "video_key": key, "metadata": "{}"} for uri, key, _ in lost]
     catalog.add_sources(rows, job=job)
     entries = [
-        (SOURCES_STAGE, "", "", ItemResult(key, key, "", state=QUARANTINED, reason="io_error", message=why)) for _, key, why in lost
+        (SOURCES_STAGE, "", "", ItemResult(key, key, "", state=QUARANTINED, reason="io_error", message=why))
+        for _, key, why in lost
     ]
     catalog.ledger.append(entries, job=job)
 

@@ -1,7 +1,7 @@
 """Manifests: tables that name videos and say things about them.
 
-A manifest has a column ``uri`` (relative ones are relative to the manifest). ``start`` and ``end`` together make the row
-a clip of its own, in seconds of stream time; seconds are read as exact decimals. All other columns are metadata.
+A manifest has a column ``uri`` (relative ones are relative to the manifest). ``start`` and ``end`` together make the
+row a clip of its own, in seconds of stream time; seconds are read as exact decimals. All other columns are metadata.
 """
 
 from __future__ import annotations
@@ -42,10 +42,14 @@ def read_manifest(source: str) -> Iterator[ManifestRow]:
     """
     table = _read_table(source)
     if "uri" not in table.column_names:
-        raise SourceError(f"manifest {source} has no column uri; its columns are {', '.join(table.column_names) or 'none'}")
+        raise SourceError(
+            f"manifest {source} has no column uri; its columns are {', '.join(table.column_names) or 'none'}"
+        )
     one_sided = [c for c in _TIME_COLUMNS if c in table.column_names]
     if len(one_sided) == 1:
-        raise SourceError(f"manifest {source} has a column {one_sided[0]} without its counterpart; clips need start and end")
+        raise SourceError(
+            f"manifest {source} has a column {one_sided[0]} without its counterpart; clips need start and end"
+        )
     base = source.rsplit("/", 1)[0] if "://" in source else os.path.dirname(os.path.abspath(source))
     for number, row in enumerate(table.to_pylist(), 1):
         uri = row.pop("uri")
@@ -84,9 +88,13 @@ def _read_table(source: str) -> pa.Table:
             return pyarrow.parquet.read_table(pa.BufferReader(data))
         if suffix in (".csv", ".tsv"):
             # Times are kept as text: a float would lose what the person wrote.
-            types = pyarrow.csv.ConvertOptions(column_types={c: pa.string() for c in ("uri", *_TIME_COLUMNS)}, strings_can_be_null=True)
+            types = pyarrow.csv.ConvertOptions(
+                column_types={c: pa.string() for c in ("uri", *_TIME_COLUMNS)}, strings_can_be_null=True
+            )
             delimiter = "," if suffix == ".csv" else "\t"
-            return pyarrow.csv.read_csv(io.BytesIO(data), pyarrow.csv.ReadOptions(), pyarrow.csv.ParseOptions(delimiter=delimiter), types)
+            return pyarrow.csv.read_csv(
+                io.BytesIO(data), pyarrow.csv.ReadOptions(), pyarrow.csv.ParseOptions(delimiter=delimiter), types
+            )
         return pyarrow.json.read_json(io.BytesIO(data))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as e:
         raise SourceError(f"cannot read manifest {source}: {' '.join(str(e).split())[:200]}") from e

@@ -1,7 +1,7 @@
 """The plan: what a recipe would compute, reuse and skip. Reads the ledger, opens no video.
 
-Items are keyed by content and by what computes them; an item without a ledger row is *missing*, a quarantined one is not
-tried again. Downstream keys need the digests of what is upstream, so a stage whose input is still missing is only
+Items are keyed by content and by what computes them; an item without a ledger row is *missing*, a quarantined one is
+not tried again. Downstream keys need the digests of what is upstream, so a stage whose input is still missing is only
 counted by videos ("after decoding").
 """
 
@@ -48,19 +48,21 @@ class VideoSource:
 class Plan:
     """The state of a recipe over some videos, as the ledger has it. ``refresh`` reads the ledger again."""
 
-    def __init__(self, root: Root, ledger: Ledger, recipe: Recipe, built: Sequence[BuiltStage], videos: Iterable[VideoSource]) -> None:
+    def __init__(
+        self, root: Root, ledger: Ledger, recipe: Recipe, built: Sequence[BuiltStage], videos: Iterable[VideoSource]
+    ) -> None:
         self.root = root
         self.recipe = recipe
         self.built = tuple(built)
         self.videos = {v.video_key: v for v in videos}
-        self._ledger = ledger
+        self.ledger = ledger
         self._states: dict[str, dict[str, LedgerRow]] = {}
         self.refresh()
 
     def refresh(self, *keys: str) -> None:
         for b in self.built:
             if not keys or b.key in keys:
-                self._states[b.key] = self._ledger.states(b.name, b.fingerprint)
+                self._states[b.key] = self.ledger.states(b.name, b.fingerprint)
 
     # -- stages by kind ----------------------------------------------------------------------------------------------
 
@@ -82,7 +84,9 @@ class Plan:
 
     def parts(self, built: BuiltStage) -> tuple[str, ...]:
         """Paths of the parts of a stage's table; none if it was never written."""
-        return tuple(part_path(built.table, built.fingerprint, n) for n in parts_of(self.root, built.table, built.fingerprint))
+        return tuple(
+            part_path(built.table, built.fingerprint, n) for n in parts_of(self.root, built.table, built.fingerprint)
+        )
 
     def state(self, built: BuiltStage, item_key: str) -> LedgerRow | None:
         return self._states[built.key].get(item_key)
@@ -170,7 +174,9 @@ class Plan:
         rate = Fraction(frames.stage.params.fps)
         step = divisor_step(rate, built.stage.fps or rate)
         if step is None:
-            raise RecipeError(f"stage {built.key!r}: its rate {built.stage.fps} does not divide the cache's {rate} frames/s")
+            raise RecipeError(
+                f"stage {built.key!r}: its rate {built.stage.fps} does not divide the cache's {rate} frames/s"
+            )
         items = []
         for c in clips:
             state = self.state(frames, self.pass_key(frames, c.row["video_key"]))
@@ -182,7 +188,9 @@ class Plan:
     # -- how videos ended --------------------------------------------------------------------------------------------
 
     def video_states(self, clips: Sequence[CachedClip]) -> Counter[str]:
-        """done | filtered | quarantined | pending, by video. A video is done when every stage of it and its clips ended."""
+        """done | filtered | quarantined | pending, by video. A video is done when every stage of it and its clips
+        ended.
+        """
         by_video: dict[str, set[str]] = {key: set() for key in self.videos}
         for key in self.videos:
             if self.is_unusable(key):
@@ -199,7 +207,9 @@ class Plan:
             for clip_item in self.clip_items(built, clips):
                 row = self.state(built, clip_item.item_key)
                 # A filtered clip does not filter its video.
-                by_video[clip_item.video_key].add("pending" if row is None else "done" if row.state == FILTERED else row.state)
+                by_video[clip_item.video_key].add(
+                    "pending" if row is None else "done" if row.state == FILTERED else row.state
+                )
         counts: Counter[str] = Counter()
         for states in by_video.values():
             counts[next(s for s in ("pending", QUARANTINED, FILTERED, "done") if s in states)] += 1
@@ -228,14 +238,18 @@ def forecast(plan: Plan) -> list[StageForecast]:
         rows = [plan.state(b, plan.pass_key(b, k)) for k in usable]
         broken = sum(r is not None and r.state == QUARANTINED for r in rows)
         missing = sum(r is None for r in rows)
-        result.append(StageForecast(b.key, b.fingerprint, "video", len(rows) - missing - broken, missing, bad + broken, 0))
+        result.append(
+            StageForecast(b.key, b.fingerprint, "video", len(rows) - missing - broken, missing, bad + broken, 0)
+        )
     for b in plan.row_stages:
         items = [plan.rows_item(b, k) for k in usable]
         states = [plan.state(b, i.item_key) for i in items if i]
         broken = sum(s is not None and s.state == QUARANTINED for s in states)
         missing = sum(s is None for s in states)
         unknown = len(items) - len(states)
-        result.append(StageForecast(b.key, b.fingerprint, "video", len(states) - missing - broken, missing, bad + broken, unknown))
+        result.append(
+            StageForecast(b.key, b.fingerprint, "video", len(states) - missing - broken, missing, bad + broken, unknown)
+        )
     clips = plan.clips()[0] if plan.named(CLIPS) and plan.named(FRAMES) and plan.clip_stages else []
     clips_stage = plan.named(CLIPS)
     for b in plan.clip_stages:
@@ -243,7 +257,9 @@ def forecast(plan: Plan) -> list[StageForecast]:
         broken = sum(s is not None and s.state == QUARANTINED for s in states)
         missing = sum(s is None for s in states)
         waiting = sum(1 for k in usable if clips_stage and not _ended(plan, clips_stage, k))
-        result.append(StageForecast(b.key, b.fingerprint, "clip", len(states) - missing - broken, missing, broken, waiting))
+        result.append(
+            StageForecast(b.key, b.fingerprint, "clip", len(states) - missing - broken, missing, broken, waiting)
+        )
     return result
 
 

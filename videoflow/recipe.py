@@ -1,12 +1,12 @@
 """Recipes: sources + stages + selection, as YAML or Python; checked completely before any process starts.
 
-    name: clips
-    stages:
-      frames: {fps: 8, short_side: 256}
-      shots: {}
-      clips: {max_seconds: 10}
-      mine: {use: "my.package:Stage", level: 3}     # a stage of your own
-    split: {train: 0.98, val: 0.01, test: 0.01}
+name: clips
+stages:
+  frames: {fps: 8, short_side: 256}
+  shots: {}
+  clips: {max_seconds: 10}
+  mine: {use: "my.package:Stage", level: 3}     # a stage of your own
+split: {train: 0.98, val: 0.01, test: 0.01}
 """
 
 from __future__ import annotations
@@ -102,8 +102,10 @@ class Recipe(BaseModel):
             if keys[0] not in type(self).model_fields:
                 keys = ["stages", *keys]
             if keys[0] == "stages" and (len(keys) < 3 or keys[1] not in data["stages"]):
-                raise RecipeError(f"--set {setting!r}: no stage {keys[-1] if len(keys) < 3 else keys[1]!r} in the recipe; "
-                                  f"it has {', '.join(data['stages'])}")
+                raise RecipeError(
+                    f"--set {setting!r}: no stage {keys[-1] if len(keys) < 3 else keys[1]!r} in the recipe; "
+                    f"it has {', '.join(data['stages'])}"
+                )
             target = data
             for key in keys[:-1]:
                 target = target.setdefault(key, {})
@@ -131,7 +133,9 @@ def _in_order(built: list[BuiltStage]) -> list[BuiltStage]:
     for b in built:
         missing = [n for n in b.stage.required_inputs() if n not in names]
         if missing:
-            raise RecipeError(f"stage {b.key!r} reads {', '.join(missing)}, which the recipe does not have; add it under stages:")
+            raise RecipeError(
+                f"stage {b.key!r} reads {', '.join(missing)}, which the recipe does not have; add it under stages:"
+            )
     ranks = ((PassConsumer, 0), (VideoStage, 1), (ClipStage, 2))
 
     def rank(b: BuiltStage) -> int:
@@ -149,7 +153,9 @@ def parse(data: Any, *, origin: str) -> Recipe:
     try:
         return Recipe.model_validate(data)
     except ValidationError as e:
-        raise RecipeError(f"{origin}: {_first_problem(e, '')} (keys of a recipe: {', '.join(Recipe.model_fields)})") from e
+        raise RecipeError(
+            f"{origin}: {_first_problem(e, '')} (keys of a recipe: {', '.join(Recipe.model_fields)})"
+        ) from e
 
 
 def load(name_or_path: str) -> Recipe:
@@ -167,7 +173,9 @@ def load(name_or_path: str) -> Recipe:
         return parse(load_object(name_or_path, what="recipe"), origin=name_or_path)
     known = {e.name: e.value for e in entry_points(group=PIPELINE_GROUP)}
     if name_or_path not in known:
-        raise RecipeError(f"no recipe {name_or_path!r}: known are {', '.join(sorted(known)) or 'none'}; or give a .yaml or .py file")
+        raise RecipeError(
+            f"no recipe {name_or_path!r}: known are {', '.join(sorted(known)) or 'none'}; or give a .yaml or .py file"
+        )
     return parse(load_object(known[name_or_path], what="recipe"), origin=name_or_path)
 
 

@@ -1,9 +1,9 @@
 """Where videos come from: folders, globs, URLs and manifests become a list of files, before any of them is opened.
 
-A folder is walked to its bottom. A file is a video by its extension, or by its first bytes where the extension is unknown
-or missing; everything else is *ignored* and counted, not quarantined. A manifest (Parquet, CSV, TSV, JSONL) names files in
-a column ``uri``; rows with ``start`` and ``end`` (seconds of stream time) become clips of their own; all other columns
-travel along as metadata.
+A folder is walked to its bottom. A file is a video by its extension, or by its first bytes where the extension is
+unknown or missing; everything else is *ignored* and counted, not quarantined. A manifest (Parquet, CSV, TSV, JSONL)
+names files in a column ``uri``; rows with ``start`` and ``end`` (seconds of stream time) become clips of their own; all
+other columns travel along as metadata.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ VIDEO_EXTENSIONS = frozenset(
 )
 #: Files that lie beside videos and are none, whatever their first bytes say.
 SIDECAR_EXTENSIONS = frozenset(
-    ".txt .md .json .jsonl .ndjson .yaml .yml .toml .xml .csv .tsv .parquet .html .htm .srt .vtt .ass .ssa .sub .idx .nfo "
-    ".jpg .jpeg .png .webp .bmp .tif .tiff .npy .npz .pt .pkl .wav .mp3 .flac .m4a .aac .opus .pdf .log .py .sh .zip .tar "
-    ".gz .bz2 .xz .7z .part .tmp .crdownload .md5 .sha1 .sha256 .ds_store .ini .db".split()
+    ".txt .md .json .jsonl .ndjson .yaml .yml .toml .xml .csv .tsv .parquet .html .htm .srt .vtt .ass .ssa .sub .idx "
+    ".nfo .jpg .jpeg .png .webp .bmp .tif .tiff .npy .npz .pt .pkl .wav .mp3 .flac .m4a .aac .opus .pdf .log .py .sh "
+    ".zip .tar .gz .bz2 .xz .7z .part .tmp .crdownload .md5 .sha1 .sha256 .ds_store .ini .db".split()
 )
 #: Extensions that mean something else just as often: their first bytes decide.
 AMBIGUOUS_EXTENSIONS = frozenset({".ts", ".ogg", ".dv", ".sub"})
@@ -199,7 +199,9 @@ def _scan_remote(source: str, ignored: dict[str, None], prefixes: list[str]) -> 
             continue
         suffix = Path(path).suffix.lower()
         known = suffix in VIDEO_EXTENSIONS - AMBIGUOUS_EXTENSIONS
-        if not known and (suffix in SIDECAR_EXTENSIONS - AMBIGUOUS_EXTENSIONS or sniff(fs.head(path, HEAD_BYTES)) is None):
+        if not known and (
+            suffix in SIDECAR_EXTENSIONS - AMBIGUOUS_EXTENSIONS or sniff(fs.head(path, HEAD_BYTES)) is None
+        ):
             ignored[printable(url)] = None
             continue
         yield _remote_file(url, info)

@@ -124,7 +124,9 @@ class Stage(ABC):
 
     @classmethod
     def resolve(cls, params: Any) -> Any:
-        """Parameters with every ``auto`` decided; called once when the plan is made, so that fingerprints name facts."""
+        """Parameters with every ``auto`` decided; called once when the plan is made, so that fingerprints name
+        facts.
+        """
         return params
 
     @abstractmethod

@@ -35,7 +35,12 @@ def read_barcode(picture: np.ndarray) -> int:
 
 
 def make_barcode_video(
-    path: str | Path, *, num_frames: int, rate: str = "30", offset: int = 0, codec: tuple[str, ...] = ("-c:v", "libx264")
+    path: str | Path,
+    *,
+    num_frames: int,
+    rate: str = "30",
+    offset: int = 0,
+    codec: tuple[str, ...] = ("-c:v", "libx264"),
 ) -> Path:
     """Write a barcode video with the FFmpeg command line; frame i shows number ``offset + i``.
 

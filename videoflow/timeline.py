@@ -1,7 +1,8 @@
 """Time in integers: grid, chunks, sampling, snapping. Everything here is exact and nothing imports media libraries.
 
 Integer pts in the stream's time base are the truth. Rates and time bases are fractions; microseconds are the floor of
-the exact value; seconds (floats) appear only at the border to people. The rules are those of DESIGN.md, "Time and pictures".
+the exact value; seconds (floats) appear only at the border to people. The rules are those of DESIGN.md, "Time and
+pictures".
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 MICRO = 1_000_000
 #: A person's second is snapped to a pts within this many seconds (or half a step, if that is less).
@@ -45,7 +47,7 @@ def lower_median(steps: Sequence[int]) -> int:
 
 
 def steps_of(pts: Sequence[int]) -> list[int]:
-    return [b - a for a, b in zip(pts, pts[1:], strict=False)]
+    return [b - a for a, b in pairwise(pts)]
 
 
 def is_vfr(pts: Sequence[int], time_base: Fraction) -> bool:

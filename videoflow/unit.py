@@ -97,7 +97,9 @@ class UnitReport:
 
 
 class Engine(Protocol):
-    """Runs units on workers. Made once a job; ``run`` may be called several times; ``close`` leaves no process behind."""
+    """Runs units on workers. Made once a job; ``run`` may be called several times; ``close`` leaves no process
+    behind.
+    """
 
     def run(self, units: Sequence[Unit]) -> Iterator[UnitReport]:
         """Reports in the order they end. A SystemFailure of a worker is raised here, after which the job stops."""

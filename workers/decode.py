@@ -97,9 +97,10 @@ def _shown_frames(
     failures: dict[str, MediaError],
 ) -> Iterator[ShownFrame]:
     """Frames one behind the decoder, each with the pts of the next one."""
-    held: av.VideoFrame | None = None
+    held: Any = None
     index, size = 0, None
-    for frame in decoder.frames():
+    frames: Iterator[Any] = decoder.frames()
+    for frame in frames:
         if held is None:
             _first_frame(decoder, frame, facts)
             header = VideoHeader(video_key, facts.stream, decoder.time_base, frame.pts)

@@ -6,7 +6,6 @@ The digest leaves the floats out: fp32 moves in the last digits with the batch, 
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 from collections.abc import Sequence
 from fractions import Fraction
@@ -22,6 +21,7 @@ from videoflow.keys import digest
 from videoflow.stage import ClipFrames, ClipStage, Product, Resources, StageParams
 from videoflow.store import schemas
 from videoflow.timeline import parse_rate, round_half_up
+from workers.machine import has_fast_bf16
 
 if TYPE_CHECKING:
     import torch
@@ -58,17 +58,10 @@ def need_torch() -> None:
         raise MissingExtra("torch", needed_for="the embed stage", extra="embed")
 
 
-@functools.cache
 def best_dtype() -> Literal["float32", "bfloat16"]:
     """bfloat16 on a GPU or on a CPU with instructions for it (AVX512-BF16 or AMX), else float32."""
     need_torch()
-    import torch
-
-    if torch.cuda.is_available():
-        return "bfloat16"
-    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    is_fast = any(getattr(torch.cpu, name, lambda: False)() for name in checks)
-    return "bfloat16" if is_fast else "float32"
+    return "bfloat16" if has_fast_bf16() else "float32"
 
 
 def prepare(frame: np.ndarray, size: int) -> np.ndarray:

@@ -30,7 +30,8 @@ def encode_jpeg(rgb: np.ndarray, quality: int) -> bytes:
 class FramesParams(StageParams):
     """Parameters of the frame cache.
 
-    ``fps``: grid rate; ``short_side``: of the cached picture, never enlarged; ``quality``: JPEG; ``chunk_seconds``: grain.
+    ``fps``: grid rate; ``short_side``: of the cached picture, never enlarged; ``quality``: JPEG; ``chunk_seconds``:
+    grain.
     """
 
     fps: str = "8"

@@ -19,8 +19,28 @@ from workers.decode import PassFacts
 
 #: Names of AVColorRange, AVColorSpace, AVColorTransferCharacteristic, AVColorPrimaries as ITU-T H.273 numbers them.
 _RANGE = {1: "limited", 2: "full"}
-_SPACE = {0: "rgb", 1: "bt709", 4: "fcc", 5: "bt470bg", 6: "smpte170m", 7: "smpte240m", 8: "ycgco", 9: "bt2020nc", 10: "bt2020c"}
-_TRANSFER = {1: "bt709", 4: "gamma22", 5: "gamma28", 6: "smpte170m", 8: "linear", 13: "srgb", 14: "bt2020-10", 16: "pq", 18: "hlg"}
+_SPACE = {
+    0: "rgb",
+    1: "bt709",
+    4: "fcc",
+    5: "bt470bg",
+    6: "smpte170m",
+    7: "smpte240m",
+    8: "ycgco",
+    9: "bt2020nc",
+    10: "bt2020c",
+}
+_TRANSFER = {
+    1: "bt709",
+    4: "gamma22",
+    5: "gamma28",
+    6: "smpte170m",
+    8: "linear",
+    13: "srgb",
+    14: "bt2020-10",
+    16: "pq",
+    18: "hlg",
+}
 _PRIMARIES = {1: "bt709", 4: "bt470m", 5: "bt470bg", 6: "smpte170m", 9: "bt2020", 12: "p3"}
 HDR_TRANSFERS = frozenset({"pq", "hlg"})
 
@@ -94,7 +114,9 @@ def videos_row(facts: PassFacts, summary: VideoSummary) -> tuple[dict[str, Any],
         "audio_streams": facts.audio,
         "pts": pts,
     }
-    key = digest("videos", facts.stream, tb.numerator, tb.denominator, summary.end_pts, pts, [list(d) for d in summary.damage])
+    key = digest(
+        "videos", facts.stream, tb.numerator, tb.denominator, summary.end_pts, pts, [list(d) for d in summary.damage]
+    )
     return row, key
 
 

@@ -1,6 +1,8 @@
-"""Runs one unit: the same code under every engine. Computes its items, writes one fragment per stage, stages the record.
+"""Runs one unit: the same code under every engine. Computes its items, writes one fragment per stage, stages the
+record.
 
-Whatever is wrong with an item ends in that item's result; whatever is wrong with the system is raised and stops the job.
+Whatever is wrong with an item ends in that item's result; whatever is wrong with the system is raised and stops the
+job.
 """
 
 from __future__ import annotations
@@ -71,7 +73,12 @@ class UnitRunner:
             assert isinstance(kind, ClipStage)
             report = self._clips(unit, kind)
         return UnitReport(
-            report.records, report.items, report.quarantined, report.decoded_videos, report.frames_decoded, time.monotonic() - began
+            report.records,
+            report.items,
+            report.quarantined,
+            report.decoded_videos,
+            report.frames_decoded,
+            time.monotonic() - began,
         )
 
     def close(self) -> None:
@@ -130,7 +137,13 @@ class UnitRunner:
             name = work.stage.name
             results.append(
                 ItemResult(
-                    key, item.video_key, item.video_key, outcome.digests[name], outcome.rows[name], DONE, damage=outcome.damage
+                    key,
+                    item.video_key,
+                    item.video_key,
+                    outcome.digests[name],
+                    outcome.rows[name],
+                    DONE,
+                    damage=outcome.damage,
                 )
             )
         rows = (
@@ -193,7 +206,9 @@ class UnitRunner:
         except BadSample:
             if len(batch) > 1:
                 return [self._products(stage, reader, [item])[0] for item in batch]
-            return [MediaError("io_error", "cached frames are damaged (CRC or row); recompute stage frames for this video")]
+            return [
+                MediaError("io_error", "cached frames are damaged (CRC or row); recompute stage frames for this video")
+            ]
         try:
             return list(stage.process(frames))
         except MediaError as e:

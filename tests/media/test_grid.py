@@ -13,6 +13,7 @@ from tests.conftest import read_tsv
 from videoflow.media.decoder import is_damaged
 from videoflow.stage import VideoSummary
 from videoflow.testing import decode_pass, read_barcode
+from videoflow.timeline import steps_of
 from workers.decode import PassResult, run_pass
 from workers.frames import Frames
 from workers.probe import Probe, videos_row
@@ -72,7 +73,7 @@ def test_every_clean_cached_frame_shows_its_own_number(corpus: Path, name: str) 
 
 def _number(name: str, shown: list[int], pts: int, result: PassResult) -> int:
     """Frame number by construction: the constant step counts lost frames too."""
-    steps = [b - a for a, b in zip(shown, shown[1:], strict=False)]
+    steps = steps_of(shown)
     step = Fraction(1480479, 1479) if "2997" in name else Fraction(min(steps))
     return round((pts - shown[0]) / step)
 
@@ -82,7 +83,11 @@ def test_pictures_equal_ffmpeg(corpus: Path, row: dict[str, str]) -> None:
     w, h = int(row["width"]), int(row["height"])
     result, _ = run(corpus / row["file"])
     shown = list(result.facts.decoder.tally.pts)  # type: ignore[union-attr]
-    wanted = [(shown.index(p), rgb) for p, rgb in decode_pass(corpus / row["file"]) if not is_damaged(p, result.summary.damage)]
+    wanted = [
+        (shown.index(p), rgb)
+        for p, rgb in decode_pass(corpus / row["file"])
+        if not is_damaged(p, result.summary.damage)
+    ]
     golden = ffmpeg_pictures(corpus / row["file"], int(row["stream"]), w, h)
     if golden is None:
         pytest.skip("the FFmpeg command line here has no decoder for this codec")
@@ -97,7 +102,17 @@ def test_pictures_equal_ffmpeg(corpus: Path, row: dict[str, str]) -> None:
 
 def ffmpeg_pictures(path: Path, stream: int, w: int, h: int) -> np.ndarray | None:
     command = ["ffmpeg", "-v", "error", "-nostdin", "-threads", "1", "-i", str(path), "-map", f"0:{stream}"]
-    command += ["-fps_mode", "passthrough", "-vf", f"scale={w}:{h}:flags=area", "-pix_fmt", "rgb24", "-f", "rawvideo", "-"]
+    command += [
+        "-fps_mode",
+        "passthrough",
+        "-vf",
+        f"scale={w}:{h}:flags=area",
+        "-pix_fmt",
+        "rgb24",
+        "-f",
+        "rawvideo",
+        "-",
+    ]
     done = subprocess.run(command, capture_output=True, check=False)
     if b"no decoder found" in done.stderr.lower() or (not done.stdout and b"vvc" in done.stderr.lower()):
         return None

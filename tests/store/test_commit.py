@@ -1,4 +1,6 @@
-"""The commit protocol: exactly once, whoever dies when. Real Lance tables; crashes are made by stopping between steps."""
+"""The commit protocol: exactly once, whoever dies when. Real Lance tables; crashes are made by stopping between
+steps.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from videoflow.store.ledger import ItemResult, Ledger
 from videoflow.store.writer import Target, ensure_target, open_table, write_rows
 
 SCHEMA = pa.schema(
-    [("item_key", pa.string()), ("input_digest", pa.string()), ("video_key", pa.string()), ("stream", pa.int32()), ("n", pa.int64())]
+    [
+        ("item_key", pa.string()),
+        ("input_digest", pa.string()),
+        ("video_key", pa.string()),
+        ("stream", pa.int32()),
+        ("n", pa.int64()),
+    ]
 )
 STAGE, FP = "mine", "f" * 32
 
@@ -57,7 +65,10 @@ def test_a_committed_unit_is_in_table_and_ledger_and_its_record_is_gone(root: Ro
     assert root.has(record.path)
     committer(root).commit([record])
     assert keys_in(root, target) == ["a", "b"]
-    assert {k: (r.state, r.rows) for k, r in Ledger(root).states(STAGE, FP).items()} == {"a": ("done", 1), "b": ("done", 1)}
+    assert {k: (r.state, r.rows) for k, r in Ledger(root).states(STAGE, FP).items()} == {
+        "a": ("done", 1),
+        "b": ("done", 1),
+    }
     assert not root.has(record.path)
 
 

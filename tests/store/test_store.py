@@ -47,7 +47,7 @@ def test_put_new_is_put_if_absent(tmp_path: Path) -> None:
     root = Root.at(tmp_path)
     assert root.put_new("a/é 動.json", b"1") and not root.put_new("a/é 動.json", b"2")
     assert root.get("a/é 動.json") == b"1"
-    assert list(root.list("a")) == ["a/é 動.json"] and root.list_dirs("nowhere") == []
+    assert list(root.paths("a")) == ["a/é 動.json"] and root.list_dirs("nowhere") == []
     root.delete("a/é 動.json")
     root.delete("a/é 動.json")
     assert root.get("a/é 動.json") is None

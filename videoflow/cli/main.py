@@ -1,4 +1,6 @@
-"""The command line: ``videoflow``. Every error a user can meet is one line on stderr and an exit code; see errors.py."""
+"""The command line: ``videoflow``. Every error a user can meet is one line on stderr and an exit code; see
+errors.py.
+"""
 
 from __future__ import annotations
 

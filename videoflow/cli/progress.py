@@ -60,7 +60,9 @@ class LineProgress:
         if now - s.said >= LINE_SECONDS or (s.done >= s.total and stage != "sources"):
             s.said = now
             left = (now - s.began) / max(s.done, 1) * max(s.total - s.done, 0)
-            self.note(f"{stage}: {s.done}/{s.total} {s.unit}, {s.rates()}" + (f", {left:.0f} s left" if left >= 1 else ""))
+            self.note(
+                f"{stage}: {s.done}/{s.total} {s.unit}, {s.rates()}" + (f", {left:.0f} s left" if left >= 1 else "")
+            )
 
     def note(self, message: str) -> None:
         print(message, file=sys.stderr, flush=True)

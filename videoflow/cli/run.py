@@ -14,24 +14,29 @@ from videoflow.cli.progress import make_progress, say
 from videoflow.dataset.catalog import Catalog, check_name
 from videoflow.errors import InputError, SourceError
 from videoflow.estimate import estimate_frames_bytes
+from videoflow.execute import JobOptions, JobSummary
 from videoflow.identify import identify
-from videoflow.job import Job, JobOptions, JobSummary
+from videoflow.job import Job
 from videoflow.plan import Plan, forecast
 from videoflow.recipe import Recipe
 from videoflow.sources import scan
 
 RecipeArg = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name (clips) or a .yaml or .py file.")]
 SourceOpt = Annotated[
-    list[str] | None, typer.Option("--source", metavar="S", help="Folder, glob, file, URL or manifest; may be repeated.")
+    list[str] | None,
+    typer.Option("--source", metavar="S", help="Folder, glob, file, URL or manifest; may be repeated."),
 ]
 RootOpt = Annotated[str, typer.Option("--root", metavar="ROOT", help="The catalog: a folder, made if it is not there.")]
 NameOpt = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the dataset version that is published.")]
 SetOpt = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a parameter, e.g. clips.max_seconds=5; may be repeated.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a parameter, e.g. clips.max_seconds=5; may be repeated."),
 ]
 EngineOpt = Annotated[str, typer.Option("--engine", metavar="ray|local", help="What runs the work.")]
 WorkersOpt = Annotated[int | None, typer.Option("--workers", min=1, help="Workers; one a core unless told.")]
-MemoryOpt = Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="Memory for Ray's object store, e.g. 2GB.")]
+MemoryOpt = Annotated[
+    str | None, typer.Option("--memory", metavar="SIZE", help="Memory for Ray's object store, e.g. 2GB.")
+]
 QuarantineOpt = Annotated[
     str, typer.Option("--max-quarantined", metavar="P%", help="Exit code 3 if more videos than this are quarantined.")
 ]

@@ -1,6 +1,7 @@
 """From artifact tables to the flat rows of a version: every clip with its references into the frame cache.
 
-Used twice: clip stages (embed) read frames through these references, and a version is these rows plus scores and metadata.
+Used twice: clip stages (embed) read frames through these references, and a version is these rows plus scores and
+metadata.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class CachedVideo:
 
 @dataclass(frozen=True)
 class CachedClip:
-    """A clip row (of the clips table) with its place on the cache's grid; ``refs`` cover exactly the frames it needs."""
+    """A clip row (of the clips table) with its place on the cache's grid; ``refs`` cover exactly the frames it
+    needs.
+    """
 
     row: dict[str, Any]
     grid: Grid
@@ -119,8 +122,8 @@ def version_table(
         table = table.append_column(_free(name, table, "score"), column)
     names = sorted({k for _, metadata in sources.values() for k in metadata})
     for name in names:
-        values = [sources[c.row["video_key"]][1].get(name) for c in clips]
-        table = table.append_column(_free(name, table, "meta"), _uniform(values))
+        told = [sources[c.row["video_key"]][1].get(name) for c in clips]
+        table = table.append_column(_free(name, table, "meta"), _uniform(told))
     return table
 
 
@@ -132,7 +135,12 @@ def _version_row(
     embeddings: Mapping[str, tuple[int, int]],
 ) -> dict[str, Any]:
     row, key = clip.row, clip.row["clip_key"]
-    names = {f.name for f in [*schemas.POSITION_OF_CLIP, *schemas.POOLED_SCORES]} | {"video_key", "stream", "shot", "segment"}
+    names = {f.name for f in [*schemas.POSITION_OF_CLIP, *schemas.POOLED_SCORES]} | {
+        "video_key",
+        "stream",
+        "shot",
+        "segment",
+    }
     embedding = embeddings.get(key)
     return {
         **{n: row[n] for n in names},
@@ -162,6 +170,7 @@ def _free(name: str, table: pa.Table, prefix: str) -> str:
 def _uniform(values: list[Any]) -> pa.Array:
     """A column of a user's values: of one scalar type, else text."""
     kinds = {type(v) for v in values if v is not None}
-    if kinds <= {int, float} or len(kinds) <= 1 and kinds <= {str, bool, int, float}:
+    is_one_scalar = len(kinds) <= 1 and kinds <= {str, bool, int, float}
+    if is_one_scalar or kinds <= {int, float}:
         return pa.array(values)
     return pa.array([None if v is None else str(v) for v in values], pa.string())

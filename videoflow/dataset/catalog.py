@@ -1,8 +1,8 @@
 """A catalog: a root folder or bucket prefix that holds everything, and the way in for people.
 
-    import videoflow
-    catalog = videoflow.open("/data/catalog")
-    version = catalog.version("mine@3")
+import videoflow
+catalog = videoflow.open("/data/catalog")
+version = catalog.version("mine@3")
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Catalog:
         number = description.get("format")
         if not isinstance(number, int) or number > schemas.FORMAT_NUMBER:
             raise CatalogError(
-                f"the catalog at {where.url} has format {number!r}, this videoflow knows up to {schemas.FORMAT_NUMBER}; "
-                "install a newer videoflow"
+                f"the catalog at {where.url} has format {number!r}, this videoflow knows up to "
+                f"{schemas.FORMAT_NUMBER}; install a newer videoflow"
             )
         return Catalog(where)
 
@@ -115,7 +115,15 @@ class Catalog:
                 m = self.root.get_json(f"{version_dir(each, number)}/version.json")
                 if m is not None:
                     found.append(
-                        VersionInfo(each, number, m["clips"], m["videos"], m["recipe"].get("name", ""), m["created"], m["digest"])
+                        VersionInfo(
+                            each,
+                            number,
+                            m["clips"],
+                            m["videos"],
+                            m["recipe"].get("name", ""),
+                            m["created"],
+                            m["digest"],
+                        )
                     )
         return found
 
@@ -182,7 +190,9 @@ def check_name(name: str) -> str:
         QueryError: it cannot be a folder's name everywhere.
     """
     if not _NAME.fullmatch(name):
-        raise QueryError(f"version name {name!r}: use letters, digits, '.', '_' and '-', beginning with a letter or digit")
+        raise QueryError(
+            f"version name {name!r}: use letters, digits, '.', '_' and '-', beginning with a letter or digit"
+        )
     return name
 
 
@@ -209,5 +219,7 @@ def _probe_put_if_absent(root: Root) -> bool:
     holds = root.put_new(path, b"1") and not root.put_new(path, b"2") and root.get(path) == b"1"
     root.delete(path)
     if not holds:
-        raise CatalogError(f"the store at {root.url} has no atomic put-if-absent; a catalog there could lose or double data")
+        raise CatalogError(
+            f"the store at {root.url} has no atomic put-if-absent; a catalog there could lose or double data"
+        )
     return holds

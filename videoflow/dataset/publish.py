@@ -44,7 +44,9 @@ def content_digest(table: pa.Table, fingerprints: dict[str, str]) -> str:
     return digest("version", light.column_names, rows, fingerprints)
 
 
-def publish(catalog: Catalog, name: str, table: pa.Table, *, manifest: dict[str, Any], fingerprints: dict[str, str]) -> tuple[Version, bool]:
+def publish(
+    catalog: Catalog, name: str, table: pa.Table, *, manifest: dict[str, Any], fingerprints: dict[str, str]
+) -> tuple[Version, bool]:
     """Publish a table of clips as the next version of a name; (version, whether it is new).
 
     If its content equals the name's newest version, that one is the answer and nothing is written.
@@ -56,7 +58,10 @@ def publish(catalog: Catalog, name: str, table: pa.Table, *, manifest: dict[str,
         return catalog.version(published[-1].id), False
     root, number = catalog.root, (numbers[-1] if numbers else 0) + 1
     nonce = secrets.token_hex(8).encode()
-    while not root.put_new(f"{version_dir(name, number)}/claim", nonce) and root.get(f"{version_dir(name, number)}/claim") != nonce:
+    while (
+        not root.put_new(f"{version_dir(name, number)}/claim", nonce)
+        and root.get(f"{version_dir(name, number)}/claim") != nonce
+    ):
         number += 1
     full = {
         "format": FORMAT_NUMBER,

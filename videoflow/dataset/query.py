@@ -15,7 +15,9 @@ def sql(version: Version, query: str) -> pa.Table:
     Raises:
         QueryError: what DuckDB says, as one line.
     """
-    connection = duckdb.connect(":memory:", config={"enable_external_access": "false", "autoinstall_known_extensions": "false"})
+    connection = duckdb.connect(
+        ":memory:", config={"enable_external_access": "false", "autoinstall_known_extensions": "false"}
+    )
     try:
         connection.register("clips", version.dataset())
         relation = connection.sql(query)

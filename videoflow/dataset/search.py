@@ -28,7 +28,8 @@ def search_clip(version: Version, clip_key: str, k: int) -> list[dict[str, Any]]
     rows = version.clips(columns=["clip_key", "uri", "t0_us", "t1_us", "embedding"])
     keys = rows["clip_key"].to_pylist()
     if clip_key not in keys:
-        raise QueryError(f"no clip {clip_key!r} in {version.id}; clip keys: videoflow query ROOT {version.id} \"SELECT clip_key FROM clips\"")
+        ask = f'videoflow query ROOT {version.id} "SELECT clip_key, uri, t0_us FROM clips"'
+        raise QueryError(f"no clip {clip_key!r} in {version.id}; its clips: {ask}")
     vectors, has = _vectors(version, keys, rows["embedding"])
     query = keys.index(clip_key)
     if not has[query]:
@@ -39,7 +40,13 @@ def search_clip(version: Version, clip_key: str, k: int) -> list[dict[str, Any]]
     best = np.argsort(-scores, kind="stable")[: min(k, int(has.sum()) - 1)]
     head = rows.select(["clip_key", "uri", "t0_us", "t1_us"]).take(pa.array(best)).to_pylist()
     return [
-        {"clip_key": r["clip_key"], "score": float(scores[i]), "uri": r["uri"], "t0_us": r["t0_us"], "t1_us": r["t1_us"]}
+        {
+            "clip_key": r["clip_key"],
+            "score": float(scores[i]),
+            "uri": r["uri"],
+            "t0_us": r["t0_us"],
+            "t1_us": r["t1_us"],
+        }
         for i, r in zip(best, head, strict=True)
     ]
 

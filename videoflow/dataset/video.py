@@ -1,7 +1,8 @@
 """One video for people and tests: exact frames of the source by index or by time, each with its pts.
 
 Frames are found by decoding straight through, so that frame i is the i-th shown frame in every container, edit lists,
-damage and late starts included. That costs a decode up to the last frame asked for: right first; trainers read the cache.
+damage and late starts included. That costs a decode up to the last frame asked for: right first; trainers read the
+cache.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -142,7 +144,7 @@ class Video:
             wanted = [index] if isinstance(index, (int, np.integer)) else list(index)
             positions = [self._position(int(i)) for i in wanted]
         else:
-            times = [at] if isinstance(at, (int, float, Fraction)) else list(at or ())  # type: ignore[arg-type]
+            times = [at] if isinstance(at, (int, float, Fraction)) else list(at or ())
             positions = [self._position_at(t, since_start) for t in times]
         return self._pick(positions)
 
@@ -180,7 +182,7 @@ class Video:
                         break
         return [found[p] for p in positions]
 
-    def _in_time(self, decoder: Decoder) -> Iterator:  # type: ignore[type-arg]
+    def _in_time(self, decoder: Decoder) -> Iterator[Any]:
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
         for frame in decoder.frames():
             if deadline is not None and time.monotonic() > deadline:

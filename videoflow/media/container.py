@@ -1,7 +1,7 @@
 """Opening a media file: the stream videoflow takes from it, and a class of its own for every way it can be unusable.
 
-Containers are opened with FFmpeg through PyAV. "Best" streams differ between libraries, so the choice is ours: the first
-video stream that is no cover picture, unless the recipe picks one by its container index.
+Containers are opened with FFmpeg through PyAV. "Best" streams differ between libraries, so the choice is ours: the
+first video stream that is no cover picture, unless the recipe picks one by its container index.
 """
 
 from __future__ import annotations
@@ -56,7 +56,11 @@ def _why_unopenable(path: Path, error: Exception) -> MediaError:
     family = sniff(head)
     if family == "mp4":
         has_index = _has_top_level_moov(path)
-        lost = "its index (moov) is damaged" if has_index else "no index (moov): unfinished upload, or a broken box hides it"
+        lost = (
+            "its index (moov) is damaged"
+            if has_index
+            else "no index (moov): unfinished upload, or a broken box hides it"
+        )
         return MediaError("header_damaged", f"mp4/mov file that cannot be opened: {lost}")
     if family:
         return MediaError("header_damaged", f"{family} file whose header cannot be read: {_text(error)}")

@@ -136,7 +136,9 @@ class Decoder:
         if not t.pts:
             if t.dropped_frames:
                 raise MediaError("bad_timestamps", f"{t.dropped_frames} frames decode, none has a timestamp")
-            raise MediaError("truncated", f"no frame can be decoded ({t.num_packets} packets, {self.header_frames} claimed)")
+            raise MediaError(
+                "truncated", f"no frame can be decoded ({t.num_packets} packets, {self.header_frames} claimed)"
+            )
         steps = [b - a for a, b in zip(t.pts, t.pts[1:], strict=False)]
         t.end_pts = t.pts[-1] + (lower_median(steps) if steps else max(1, duration))
         t.damage = tracker.intervals(t.end_pts)

@@ -1,8 +1,8 @@
 """From a decoded frame to pictures: upright, square pixels, the size asked for, RGB.
 
-8-bit 4:2:0 is scaled on the decoder's own planes before colour conversion (the fast path). Every other pixel format, and
-a picture that keeps its size, is converted to RGB at full size by swscale and scaled by area after. Colour follows the
-tags; untagged is BT.601 as in FFmpeg.
+8-bit 4:2:0 is scaled on the decoder's own planes before colour conversion (the fast path). Every other pixel format,
+and a picture that keeps its size, is converted to RGB at full size by swscale and scaled by area after. Colour follows
+the tags; untagged is BT.601 as in FFmpeg.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KR_KB = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627, 0
 _BT601 = (0.299, 0.114)
 #: Luma 16…235 to 0…255, clipped, rounded half up in integers.
 _LIMITED_TO_FULL = np.array([min(255, max(0, ((y - 16) * 510 + 219) // 438)) for y in range(256)], np.uint8)
-_SWS_COLORSPACE = {1: "ITU709", 4: "FCC", 7: "SMPTE240M", 9: 9, 10: 9}
+_SWS_COLORSPACE: dict[int, str | int] = {1: "ITU709", 4: "FCC", 7: "SMPTE240M", 9: 9, 10: 9}
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,9 @@ class Orientation:
 def orientation_of(frame: av.VideoFrame) -> Orientation:
     """Orientation from the frame's display matrix (FFmpeg copies the container's to every frame)."""
     for data in frame.side_data:
-        if data.type.name == "DISPLAYMATRIX":
-            a, b, _, c, d = struct.unpack("<5i", bytes(data)[:20])
+        kind: Any = data
+        if kind.type.name == "DISPLAYMATRIX":
+            a, b, _, c, d = struct.unpack("<5i", bytes(kind)[:20])
             # A stored (p, q) is shown at (a·p + c·q, b·p + d·q).
             if abs(a) >= abs(b):
                 return Orientation(False, a < 0, d < 0)
@@ -97,7 +98,9 @@ class Geometry:
         return (h, w) if self.orientation.transpose else (w, h)
 
     def fit_short_side(self, short_side: int) -> tuple[int, int]:
-        """(width, height) with the short side at most ``short_side``, rounded half up from the exact ratio, never enlarged."""
+        """(width, height) with the short side at most ``short_side``, rounded half up from the exact ratio, never
+        enlarged.
+        """
         w, h = self.upright()
         scale = min(Fraction(1), short_side / min(w, h))
         return max(1, round_half_up(w * scale)), max(1, round_half_up(h * scale))
@@ -189,7 +192,9 @@ class Picture:
         return self._small[key]
 
     def luma(self, width: int, height: int) -> np.ndarray:
-        """Stretched luma picture in stored orientation, uint8 (height, width), 0 black … 255 white whatever the range."""
+        """Stretched luma picture in stored orientation, uint8 (height, width), 0 black … 255 white whatever the
+        range.
+        """
         key = ("luma", width, height)
         if key not in self._small:
             if self.is_fast:

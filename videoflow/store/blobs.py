@@ -1,8 +1,8 @@
 """The frame record: how pictures lie inside a chunk's blob, so that any byte range explains and proves itself.
 
 A blob is a row of records, each ``<IqI`` (little endian: payload length uint32, pts int64, crc32 uint32 over the pts' 8
-bytes and the payload) followed by the payload (an encoded picture). A reader who has the byte range of one or more whole
-records needs nothing else.
+bytes and the payload) followed by the payload (an encoded picture). A reader who has the byte range of one or more
+whole records needs nothing else.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def iter_records(data: bytes | memoryview, *, verify: bool = True) -> Iterator[R
     at = 0
     while at < len(view):
         if at + HEADER.size > len(view):
-            raise BadSample(f"frame record at byte {at} is cut off: {len(view) - at} bytes left, the header needs {HEADER.size}")
+            raise BadSample(
+                f"frame record at byte {at} is cut off: {len(view) - at} bytes left, the header needs {HEADER.size}"
+            )
         length, pts, crc = HEADER.unpack_from(view, at)
         payload = view[at + HEADER.size : at + HEADER.size + length]
         if len(payload) < length:

@@ -86,7 +86,7 @@ class Committer:
     def recover(self, stage: str, fingerprint: str) -> int:
         """Commit what other processes staged and left behind; how many records there were."""
         records = []
-        for path in self._root.list(staging_prefix(stage, fingerprint)):
+        for path in self._root.paths(staging_prefix(stage, fingerprint)):
             data = self._root.get_json(path)
             if data:
                 records.append(UnitRecord.from_json(data))
@@ -112,7 +112,9 @@ class Committer:
                 self._root.delete(record.path)
 
     def _commit_table(self, target: Target, records: list[UnitRecord]) -> tuple[list[UnitRecord], list[UnitRecord]]:
-        """Compare-and-swap until the table holds all units: (committed now, committed earlier but not in the ledger)."""
+        """Compare-and-swap until the table holds all units: (committed now, committed earlier but not in the
+        ledger).
+        """
         in_ledger = self._known(target.stage, target.fingerprint)
         wanted = {r.unit: r for r in records if r.unit not in in_ledger}
         late: list[UnitRecord] = []
@@ -143,11 +145,17 @@ class Committer:
         old = [f.metadata for f in dataset.get_fragments()]
         operation = lance.LanceOperation.Merge(old + new, dataset.lance_schema)
         transaction = lance.Transaction(
-            read_version=dataset.version, operation=operation, transaction_properties={UNITS_PROPERTY: json.dumps(units)}
+            read_version=dataset.version,
+            operation=operation,
+            transaction_properties={UNITS_PROPERTY: json.dumps(units)},
         )
         try:
             lance.LanceDataset.commit(
-                dataset.uri, transaction, max_retries=0, storage_options=self._root.lance_options(), enable_stable_row_ids=True
+                dataset.uri,
+                transaction,
+                max_retries=0,
+                storage_options=self._root.lance_options(),
+                enable_stable_row_ids=True,
             )
         except CommitConflictError:
             return False
@@ -160,8 +168,8 @@ class Committer:
         found: set[str] = set()
         if dataset.version > since:
             for transaction in dataset.get_transactions(dataset.version - since):
-                if transaction is not None:
-                    found.update(json.loads(transaction.transaction_properties.get(UNITS_PROPERTY, "[]")))
+                properties = transaction.transaction_properties if transaction is not None else None
+                found.update(json.loads((properties or {}).get(UNITS_PROPERTY, "[]")))
         return found
 
     def _known(self, stage: str, fingerprint: str) -> set[str]:

@@ -1,11 +1,12 @@
-"""Where things lie under a catalog's root, and how to reach them: one object for a local folder and for a bucket prefix.
+"""Where things lie under a catalog's root, and how to reach them: one object for a local folder and for a bucket
+prefix.
 
-    catalog.json                              format number, secret, what the store can do
-    sources.lance  ledger.lance               append-only tables
-    <table>/<fingerprint>/part-00000.lance    artifact tables: videos, frames, shots, quality, clips, embeddings, <stage>
-    staging/<stage>/<fingerprint>/<unit>.json written, not yet committed units
-    versions/<name>/<n>/clips.lance           a dataset version's rows; version.json beside it publishes it
-    jobs/<job>.json                           job records
+catalog.json                              format number, secret, what the store can do
+sources.lance  ledger.lance               append-only tables
+<table>/<fingerprint>/part-00000.lance    artifact tables: videos, frames, shots, quality, clips, embeddings, <stage>
+staging/<stage>/<fingerprint>/<unit>.json written, not yet committed units
+versions/<name>/<n>/clips.lance           a dataset version's rows; version.json beside it publishes it
+jobs/<job>.json                           job records
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Root:
 
     Attributes:
         url: an absolute local path, or ``s3://bucket/prefix`` and the like.
-        storage_options: for Lance and obstore; never printed. Endpoint and credentials normally come from the environment.
+        storage_options: for Lance and obstore; never printed. Endpoint and credentials normally come from the
+        environment.
     """
 
     url: str
@@ -71,7 +73,7 @@ class Root:
     def _store(self) -> Any:
         if self.is_local:
             return LocalStore(self.url, mkdir=True)
-        return from_url(self.url, config=self.storage_options or None)  # type: ignore[call-overload]
+        return from_url(self.url, config=self.storage_options or None)  # type: ignore[arg-type]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Root, (self.url, self.storage_options))
@@ -143,7 +145,7 @@ class Root:
         except Exception as e:
             raise self._failure("remove", path, e) from e
 
-    def list(self, prefix: str) -> Iterator[str]:
+    def paths(self, prefix: str) -> Iterator[str]:
         """Paths of the objects below a prefix, sorted."""
         if self.is_local and not Path(self.url, prefix).is_dir():
             return iter(())

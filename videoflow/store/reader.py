@@ -33,8 +33,14 @@ def rows_of(
         light = [f.name for f in dataset.schema if not isinstance(f.type, pa.ExtensionType)]
         wanted = light if columns is None else [c for c in columns if c in light]
         pushed = len(keys) <= MAX_PUSHED_KEYS
-        where = f"item_key IN ({', '.join(repr(k) for k in sorted(keys))})" if pushed and keys else ("false" if not keys else None)
-        table = dataset.to_table(columns=list(dict.fromkeys(["item_key", *wanted])), filter=where, with_row_id=with_row_ids)
+        where = (
+            f"item_key IN ({', '.join(repr(k) for k in sorted(keys))})"
+            if pushed and keys
+            else ("false" if not keys else None)
+        )
+        table = dataset.to_table(
+            columns=list(dict.fromkeys(["item_key", *wanted])), filter=where, with_row_id=with_row_ids
+        )
         if not pushed:
             table = table.filter(pc.is_in(table["item_key"], value_set=pa.array(list(keys))))
         if with_row_ids:

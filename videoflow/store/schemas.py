@@ -7,11 +7,13 @@ Keys are 32 hex characters. Times are pts in the stream's time base (``tb_num / 
 
 from __future__ import annotations
 
+from typing import Literal
+
 import lance
 import pyarrow as pa
 
 FORMAT_NUMBER = 1
-DATA_STORAGE_VERSION = "2.2"
+DATA_STORAGE_VERSION: Literal["2.2"] = "2.2"
 
 KEY = pa.string()
 INTERVAL = pa.struct([("t0_pts", pa.int64()), ("t1_pts", pa.int64())])
@@ -21,7 +23,9 @@ DAMAGE = pa.list_(INTERVAL)
 #: parts), Lance stable row id, byte range inside the row's blob.
 BLOB_REF = pa.struct([("part", pa.int32()), ("row_id", pa.int64()), ("offset", pa.int64()), ("length", pa.int64())])
 ROW_REF = pa.struct([("part", pa.int32()), ("row_id", pa.int64())])
-AUDIO_STREAM = pa.struct([("stream", pa.int32()), ("codec", pa.string()), ("channels", pa.int32()), ("sample_rate", pa.int32())])
+AUDIO_STREAM = pa.struct(
+    [("stream", pa.int32()), ("codec", pa.string()), ("channels", pa.int32()), ("sample_rate", pa.int32())]
+)
 
 ARTIFACT_HEAD: list[pa.Field] = [
     pa.field("item_key", KEY, nullable=False),

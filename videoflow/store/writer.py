@@ -17,7 +17,8 @@ from videoflow.errors import SystemFailure
 from videoflow.store.layout import Root, part_path
 from videoflow.store.schemas import DATA_STORAGE_VERSION
 
-#: A table closes at this many fragments and its next part begins: a manifest costs 200 bytes a fragment at every commit.
+#: A table closes at this many fragments and its next part begins: a manifest costs 200 bytes a fragment at every
+#: commit.
 MAX_FRAGMENTS = 50_000
 
 
@@ -86,7 +87,9 @@ def ensure_target(root: Root, *, stage: str, fingerprint: str, table: str, schem
     return Target(stage, fingerprint, table, part, dataset.version)
 
 
-def write_rows(root: Root, target: Target, schema: pa.Schema, batches: Iterator[pa.RecordBatch], *, expected: int) -> list[str]:
+def write_rows(
+    root: Root, target: Target, schema: pa.Schema, batches: Iterator[pa.RecordBatch], *, expected: int
+) -> list[str]:
     """Write rows as new fragments of a table, streaming; JSON of each fragment's metadata.
 
     Raises:
