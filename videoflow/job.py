@@ -25,7 +25,7 @@ from videoflow.plan import CLIPS, FRAMES, Plan
 from videoflow.recipe import BuiltStage, Recipe
 from videoflow.sources import Scan, scan
 from videoflow.store.reader import PART, ROW_ID, rows_of
-from videoflow.unit import UnitReport
+from videoflow.unit import UnitReport, engine_path
 
 
 class Job:
@@ -49,6 +49,7 @@ class Job:
             InputError: the recipe, a source or the name. SystemFailure: the job stopped; run the same again to resume.
         """
         began = time.monotonic()
+        engine_path(self._options.engine)
         built = self._recipe.build()
         if not self._sources:
             raise SourceError("no sources: give --source or list them in the recipe under sources:")

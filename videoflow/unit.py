@@ -107,15 +107,24 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def make_engine(name: str, *, workers: int, memory_bytes: int | None = None) -> Engine:
-    """An engine by entry point name (``ray``, ``local``) or dotted path.
+def engine_path(name: str) -> str:
+    """Dotted path of an engine by entry point name (``ray``, ``local``) or dotted path. Nothing is imported.
 
     Raises:
-        RecipeError: unknown. MissingExtra: what it needs is not installed.
+        RecipeError: unknown.
     """
     known = {e.name: e.value for e in entry_points(group=ENGINE_GROUP)}
     path = name if ":" in name else known.get(name)
     if path is None:
         raise RecipeError(f"unknown engine {name!r}: allowed are {', '.join(sorted(known))}")
-    engine: Engine = load_object(path, what="engine")(workers=workers, memory_bytes=memory_bytes)
+    return path
+
+
+def make_engine(name: str, *, workers: int, memory_bytes: int | None = None) -> Engine:
+    """An engine, started.
+
+    Raises:
+        RecipeError: unknown. MissingExtra: what it needs is not installed.
+    """
+    engine: Engine = load_object(engine_path(name), what="engine")(workers=workers, memory_bytes=memory_bytes)
     return engine
