@@ -27,6 +27,8 @@ from blake3 import blake3
 
 from videoflow.errors import MediaError, SystemFailure
 from videoflow.keys import KEY_CHARS, digest
+from workers.decode import decode_pictures
+from workers.jpeg import encode_jpeg
 
 FOLDER = Path(__file__).parent / "canaries"
 #: Short sides the pictures are asked for at: as stored, by a fraction, by a half. Each is scaled in another way.
@@ -57,9 +59,6 @@ def decoder_identity() -> str:
 
 
 def _digest_of(path: Path) -> str:
-    from workers.decode import decode_pictures
-    from workers.frames import encode_jpeg
-
     seen = blake3()
     try:
         for short_side in SHORT_SIDES:

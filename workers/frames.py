@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import simplejpeg
 from pydantic import Field, field_validator
 
 from videoflow.keys import digest, digest_bytes
@@ -20,11 +19,8 @@ from videoflow.stage import PassConsumer, Product, ShownFrame, StageParams, Vide
 from videoflow.store import schemas
 from videoflow.store.blobs import pack_records
 from videoflow.timeline import Grid, chunk_of, parse_rate
-
-
-def encode_jpeg(rgb: np.ndarray, quality: int) -> bytes:
-    """Baseline JPEG, 4:2:0, of an RGB picture uint8 (h, w, 3)."""
-    return bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(rgb), quality=quality, colorsubsampling="420"))
+from workers.canary import decoder_identity
+from workers.jpeg import encode_jpeg
 
 
 class FramesParams(StageParams):
@@ -57,8 +53,6 @@ class Frames(PassConsumer):
         return schemas.FRAMES
 
     def identity(self) -> dict[str, str]:
-        from workers.canary import decoder_identity
-
         return {"decoder": decoder_identity()}
 
     def begin(self, video: VideoHeader) -> None:

@@ -15,6 +15,7 @@ from videoflow.media.decoder import is_damaged
 from videoflow.stage import PassConsumer, Product, ShownFrame, VideoHeader, VideoSummary
 from videoflow.store import schemas
 from videoflow.timeline import is_vfr, lower_median, pts_to_us, round_half_up, steps_of
+from workers.canary import decoder_identity
 from workers.decode import PassFacts
 
 #: Names of AVColorRange, AVColorSpace, AVColorTransferCharacteristic, AVColorPrimaries as ITU-T H.273 numbers them.
@@ -56,8 +57,6 @@ class Probe(PassConsumer):
         return schemas.VIDEOS
 
     def identity(self) -> dict[str, str]:
-        from workers.canary import decoder_identity
-
         return {"decoder": decoder_identity()}
 
     def begin(self, video: VideoHeader) -> None:

@@ -15,7 +15,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ from videoflow.store.writer import storage_failure
 #: Deadline of one video: a start-up share, and a rate far below the slowest decoder on the slowest file.
 DEADLINE_SECONDS = 120.0
 DEADLINE_BYTES_PER_SECOND = 100_000
+POLL_SECONDS, JOIN_SECONDS = 0.2, 20.0
 SPOOL_PREFIX = "videoflow-spool-"
 _PR_SET_PDEATHSIG = 1
 
@@ -133,6 +134,7 @@ class Sandbox:
 
     def __init__(self) -> None:
         self._pool: ProcessPool | None = None
+        self._killed = False
 
     def decode(
         self, path: str, *, video_key: str, stream: int | None, works: list[tuple[str, PassConsumer]], folder: str
@@ -153,6 +155,9 @@ class Sandbox:
         deadline = DEADLINE_SECONDS + os.path.getsize(path) / DEADLINE_BYTES_PER_SECOND
         future = self._pool.schedule(_decode, args=[path, video_key, stream, works, folder], timeout=deadline)
         try:
+            while not wait([future], timeout=POLL_SECONDS).done:
+                if self._killed:  # a pool that is stopped may leave its futures unanswered
+                    raise MediaError("crash", "decoding was stopped")
             decoded: DecodedVideo = future.result()
         except FutureTimeout as e:
             raise MediaError("timeout", f"decoding did not end within {deadline:.0f} s") from e
@@ -173,7 +178,8 @@ class Sandbox:
         return decoded
 
     def kill(self) -> None:
-        """End the child now, from any thread; a decode in progress fails."""
+        """End the child now, from any thread; a decode in progress fails, a later one is refused."""
+        self._killed = True
         pool = self._pool
         if pool is not None:
             pool.stop()
@@ -181,7 +187,8 @@ class Sandbox:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.stop()
-            self._pool.join()
+            with contextlib.suppress(TimeoutError):  # the child dies with this process at the latest
+                self._pool.join(JOIN_SECONDS)
             self._pool = None
 
     def __enter__(self) -> Sandbox:

@@ -62,11 +62,25 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def run_args(made: dict[str, Path], *more: object) -> list[object]:
-    return ["run", made["recipe"], "--source", made["in"], "--root", made["root"], "--name", "x", "--engine", "local", *more]
+    return [
+        "run",
+        made["recipe"],
+        "--source",
+        made["in"],
+        "--root",
+        made["root"],
+        "--name",
+        "x",
+        "--engine",
+        "local",
+        *more,
+    ]
 
 
 def test_run_query_search_and_quarantine(call, made: dict[str, Path]) -> None:  # type: ignore[no-untyped-def]
-    planned = call("plan", made["recipe"], "--source", made["in"], "--root", made["root"], "--name", "x", "--json").rows[0]
+    planned = call(
+        "plan", made["recipe"], "--source", made["in"], "--root", made["root"], "--name", "x", "--json"
+    ).rows[0]
     assert (planned["videos"], planned["to_decode"], planned["ignored"]) == (3, 3, 1)
     assert planned["estimated_frame_cache_bytes"] > 0 and not made["root"].exists()
 
@@ -79,7 +93,9 @@ def test_run_query_search_and_quarantine(call, made: dict[str, Path]) -> None:  
 
     again = json.loads(call(*run_args(made, "--json")).out.splitlines()[-1])
     assert (again["decoded_videos"], again["version"]) == (0, "x@1")
-    planned = call("plan", made["recipe"], "--source", made["in"], "--root", made["root"], "--name", "x", "--json").rows[0]
+    planned = call(
+        "plan", made["recipe"], "--source", made["in"], "--root", made["root"], "--name", "x", "--json"
+    ).rows[0]
     assert planned["to_decode"] == 0
     assert {s["stage"]: (s["cached"], s["to_compute"], s["quarantined"]) for s in planned["stages"]} == {
         "probe": (2, 0, 1),
@@ -90,23 +106,35 @@ def test_run_query_search_and_quarantine(call, made: dict[str, Path]) -> None:  
     }
 
     assert [r["version"] for r in call("versions", made["root"], "--json").rows] == ["x@1"]
-    counted = call("query", made["root"], "x@1", "SELECT uri, count(*) AS n FROM clips GROUP BY uri ORDER BY uri", "--json").rows
+    counted = call(
+        "query", made["root"], "x@1", "SELECT uri, count(*) AS n FROM clips GROUP BY uri ORDER BY uri", "--json"
+    ).rows
     assert [r["n"] for r in counted] == [2, 3]
-    key = call("query", made["root"], "x", "SELECT clip_key FROM clips ORDER BY uri, t0_us", "--json").rows[0]["clip_key"]
+    key = call("query", made["root"], "x", "SELECT clip_key FROM clips ORDER BY uri, t0_us", "--json").rows[0][
+        "clip_key"
+    ]
     found = call("search", made["root"], "x@1", "--clip", key, "-k", 3, "--json").rows
     assert [list(r) for r in found] == [["clip_key", "score", "uri", "t0_us", "t1_us"]] * 3
     assert key not in {r["clip_key"] for r in found}
     assert [r["score"] for r in found] == sorted((r["score"] for r in found), reverse=True)
     (bad,) = call("quarantine", "list", made["root"], "--json").rows
     assert bad == {"uri": str(made["in"] / "empty.mp4"), "class": "empty", "stage": "probe", "message": bad["message"]}
-    for args in (["versions", made["root"]], ["quarantine", "list", made["root"]], ["query", made["root"], "x", "SELECT 1 AS one"]):
+    for args in (
+        ["versions", made["root"]],
+        ["quarantine", "list", made["root"]],
+        ["query", made["root"], "x", "SELECT 1 AS one"],
+    ):
         assert call(*args).code == 0
 
     for query, says in (("SELEC 1", "syntax"), ("SELECT * FROM 'r.yaml'", "r.yaml"), ("INSTALL httpfs", "")):
         wrong = call("query", made["root"], "x", query)
         assert wrong.code == 2 and says in wrong.err
         assert len(wrong.err.strip().splitlines()) == 1
-    for args in (["search", made["root"], "x", "--clip", "nope"], ["query", made["root"], "y", "SELECT 1"], ["query", made["root"], "../x", "SELECT 1"]):
+    for args in (
+        ["search", made["root"], "x", "--clip", "nope"],
+        ["query", made["root"], "y", "SELECT 1"],
+        ["query", made["root"], "../x", "SELECT 1"],
+    ):
         assert call(*args).code == 2
 
 
@@ -130,7 +158,11 @@ def test_wrong_input_is_one_line_and_2(call, made: dict[str, Path], change: dict
 
 
 def test_a_setting_that_makes_no_sense(call, made: dict[str, Path]) -> None:  # type: ignore[no-untyped-def]
-    for setting, says in (("clips.max=1", "stages.clips.max"), ("frames.fps=0", "stages.frames.fps"), ("nothing", "key=value")):
+    for setting, says in (
+        ("clips.max=1", "stages.clips.max"),
+        ("frames.fps=0", "stages.frames.fps"),
+        ("nothing", "key=value"),
+    ):
         answer = call(*run_args(made, "--set", setting))
         assert answer.code == 2 and says in answer.err.strip().splitlines()[-1]
 
@@ -164,7 +196,13 @@ def test_a_root_in_the_way_is_one_line(call, made: dict[str, Path], tmp_path: Pa
 
 
 def test_sizes_and_percentages() -> None:
-    assert [parse_bytes(t) for t in ("2GB", "1GiB", "512MiB", "10", None)] == [2_000_000_000, 1 << 30, 512 << 20, 10, None]
+    assert [parse_bytes(t) for t in ("2GB", "1GiB", "512MiB", "10", None)] == [
+        2_000_000_000,
+        1 << 30,
+        512 << 20,
+        10,
+        None,
+    ]
     assert (parse_percent("10%"), parse_percent("5")) == (0.1, 0.05)
     for bad in ("x", "2QB", "-1GB"):
         with pytest.raises(InputError):

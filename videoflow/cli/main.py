@@ -1,50 +1,45 @@
-"""The command line: ``videoflow``. Every error a user can meet is one line on stderr and an exit code; see
-errors.py.
+"""Entry point of the command line. Every error a user can meet is one line on stderr and an exit code; see errors.py.
+
+Signals are taken over before anything large is imported, so that Ctrl-C is quiet at any moment.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from types import FrameType
 
-import typer
-
-from videoflow.cli import data, health, run
 from videoflow.errors import EXIT_INTERRUPTED, EXIT_SYSTEM, VideoflowError
 
-app = typer.Typer(
-    name="videoflow",
-    help="Decode video once, cache it in Lance, train from it.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-run.register(app)
-data.register(app)
-health.register(app)
+
+class Stopped(BaseException):
+    """Ctrl-C or SIGTERM. Not a KeyboardInterrupt, which the command line library would answer in its own words."""
 
 
 def main() -> None:
     """Entry point of the ``videoflow`` script."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs start with SIGINT ignored
+        signal.signal(number, _stop)
     try:
-        app(standalone_mode=True)
+        from videoflow.cli.app import app
+
+        app()
     except VideoflowError as e:
         _fail(str(e), e.exit_code)
-    except KeyboardInterrupt:
+    except (Stopped, KeyboardInterrupt):
         _fail("stopped; run the same command again to go on where it stopped", EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        sys.stderr.close()
+    except BrokenPipeError:  # the reader of our output has gone, e.g. head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_SYSTEM)
     except OSError as e:
         _fail(f"{e.strerror or e}{f': {e.filename}' if e.filename else ''}", EXIT_SYSTEM)
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def _stop(number: int, frame: FrameType | None) -> None:
+    for again in (signal.SIGINT, signal.SIGTERM):  # cleaning up is not interrupted; kill -9 is always safe
+        signal.signal(again, signal.SIG_IGN)
+    raise Stopped
 
 
 def _fail(message: str, code: int) -> None:

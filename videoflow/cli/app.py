@@ -1,0 +1,19 @@
+"""The commands of ``videoflow``, put together."""
+
+from __future__ import annotations
+
+import typer
+
+from videoflow.cli import data, health, run
+
+app = typer.Typer(
+    name="videoflow",
+    help="Decode video once, cache it in Lance, train from it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+run.register(app)
+data.register(app)
+health.register(app)
