@@ -14,10 +14,11 @@ from workers.run_unit import Cancelled, UnitRunner
 
 
 class LocalEngine:
-    """Runs units on ``workers`` threads. ``memory_bytes`` is for engines that place work on machines; unused here."""
+    """Runs units on ``workers`` threads. ``memory_bytes``: what one decoding child may take."""
 
     def __init__(self, *, workers: int, memory_bytes: int | None = None) -> None:
         self._workers = max(1, workers)
+        self._memory = memory_bytes
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._runners: list[UnitRunner] = []
@@ -47,7 +48,7 @@ class LocalEngine:
         self._runners = []
 
     def _work(self, todo: queue.SimpleQueue[Unit], ended: queue.SimpleQueue[UnitReport | BaseException | None]) -> None:
-        runner = UnitRunner()
+        runner = UnitRunner(memory_bytes=self._memory)
         self._runners.append(runner)
         try:
             while not self._stop.is_set():

@@ -30,13 +30,13 @@ OBJECT_STORE_BYTES = 256 << 20
 class _Actor:
     """One worker process: units in, reports out, both pickled."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory_bytes: int | None) -> None:
         import cv2
 
         from workers.run_unit import UnitRunner
 
         cv2.setNumThreads(1)
-        self._runner = UnitRunner()
+        self._runner = UnitRunner(memory_bytes=memory_bytes)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         answers = []
@@ -49,10 +49,11 @@ class _Actor:
 
 
 class RayEngine:
-    """Runs units on ``workers`` actors. ``memory_bytes``: of Ray's object store."""
+    """Runs units on ``workers`` actors. ``memory_bytes``: what one decoding child may take."""
 
     def __init__(self, *, workers: int, memory_bytes: int | None = None) -> None:
         self._workers = max(1, workers)
+        self._memory = memory_bytes
         self._owns = not ray.is_initialized()
         if self._owns:
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -65,7 +66,7 @@ class RayEngine:
                         log_to_driver=False,
                         logging_level=logging.ERROR,
                         configure_logging=True,
-                        **self._local_options(memory_bytes),
+                        **self._local_options(),
                     )
             except (ConnectionError, RuntimeError, ValueError) as e:
                 raise SystemFailure(f"cannot start Ray: {str(e).splitlines()[0]}") from e
@@ -74,13 +75,13 @@ class RayEngine:
         context.print_on_execution_start = False
         logging.getLogger("ray.data").setLevel(logging.ERROR)
 
-    def _local_options(self, memory_bytes: int | None) -> dict[str, Any]:
+    def _local_options(self) -> dict[str, Any]:
         if "RAY_ADDRESS" in os.environ:
             return {}
         return {
             "num_cpus": self._workers,
             "include_dashboard": False,
-            "object_store_memory": memory_bytes or OBJECT_STORE_BYTES,
+            "object_store_memory": OBJECT_STORE_BYTES,
         }
 
     def run(self, units: Sequence[Unit]) -> Iterator[UnitReport]:
@@ -92,7 +93,11 @@ class RayEngine:
         workers = min(self._workers, len(units))
         rows = [{"unit": pickle.dumps(u)} for u in units]
         data = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-            _Actor, batch_size=1, compute=ray.data.ActorPoolStrategy(size=workers), num_cpus=1
+            _Actor,
+            fn_constructor_args=(self._memory,),
+            batch_size=1,
+            compute=ray.data.ActorPoolStrategy(size=workers),
+            num_cpus=1,
         )
         try:
             for row in data.iter_rows():

@@ -41,8 +41,8 @@ class Cancelled(Exception):
 class UnitRunner:
     """A worker: keeps its sandbox, its stages and its reader from unit to unit. Not shared between threads."""
 
-    def __init__(self, *, decode_threads: int = 1) -> None:
-        self._sandbox = Sandbox()
+    def __init__(self, *, decode_threads: int = 1, memory_bytes: int | None = None) -> None:
+        self._sandbox = Sandbox(memory_bytes=memory_bytes)
         self._threads = decode_threads
         self._stages: dict[str, Stage] = {}
         self._engine = CpuEngine(threads=decode_threads)

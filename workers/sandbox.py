@@ -1,6 +1,7 @@
 """Decoding in a child process: a hang, a crash or an error of the decoder costs one video, never the worker.
 
-One pooled child per worker (spawned, never forked); a deadline scaled to the file; the child is replaced when it dies.
+One pooled child per worker (spawned, never forked); a deadline scaled to the file; a limit on its resident memory (a
+limit on address space breaks libraries that map much); the child is replaced when it dies.
 Rows leave the child through Arrow files in a spool folder, so pixels cross no process boundary except as encoded
 chunks, and neither side ever holds a whole video.
 """
@@ -15,12 +16,13 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, wait
+from concurrent.futures import CancelledError, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 from pebble import ProcessExpired, ProcessPool
 
@@ -31,7 +33,9 @@ from videoflow.store.writer import storage_failure
 #: Deadline of one video: a start-up share, and a rate far below the slowest decoder on the slowest file.
 DEADLINE_SECONDS = 120.0
 DEADLINE_BYTES_PER_SECOND = 100_000
-POLL_SECONDS, JOIN_SECONDS = 0.2, 20.0
+#: Resident memory a decoding child may take; a 1-hour 4K video needs about 1 GB.
+MEMORY_BYTES = 4 << 30
+POLL_SECONDS, JOIN_SECONDS = 0.1, 20.0
 SPOOL_PREFIX = "videoflow-spool-"
 _PR_SET_PDEATHSIG = 1
 
@@ -115,8 +119,9 @@ def _decode(
     )
 
 
-def _begin_child(parent: int) -> None:
-    """The child dies with its parent (kill -9 included) and leaves Ctrl-C to it."""
+def _begin_child(parent: int, pid: Any) -> None:
+    """The child dies with its parent (kill -9 included), leaves Ctrl-C to it, and tells its pid."""
+    pid.value = os.getpid()
     with contextlib.suppress(OSError, AttributeError):  # Linux only; elsewhere the closed pipe ends it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -129,10 +134,17 @@ def _begin_child(parent: int) -> None:
     av.logging.set_level(av.logging.FATAL)
 
 
-class Sandbox:
-    """One child process that decodes. Use as a context manager."""
+def _line(e: BaseException) -> str:
+    return (str(e).splitlines() or [""])[0][:200]
 
-    def __init__(self) -> None:
+
+class Sandbox:
+    """One child process that decodes; it may hold ``memory_bytes``. Use as a context manager."""
+
+    def __init__(self, *, memory_bytes: int | None = None) -> None:
+        self._memory = memory_bytes or MEMORY_BYTES
+        self._context = multiprocessing.get_context("spawn")
+        self._child = self._context.Value("i", 0)
         self._pool: ProcessPool | None = None
         self._killed = False
 
@@ -148,20 +160,20 @@ class Sandbox:
         if self._pool is None:
             self._pool = ProcessPool(
                 max_workers=1,
-                context=multiprocessing.get_context("spawn"),
+                context=self._context,
                 initializer=_begin_child,
-                initargs=[os.getpid()],
+                initargs=[os.getpid(), self._child],
             )
         deadline = DEADLINE_SECONDS + os.path.getsize(path) / DEADLINE_BYTES_PER_SECOND
         future = self._pool.schedule(_decode, args=[path, video_key, stream, works, folder], timeout=deadline)
         try:
-            while not wait([future], timeout=POLL_SECONDS).done:
-                if self._killed:  # a pool that is stopped may leave its futures unanswered
-                    raise MediaError("crash", "decoding was stopped")
+            too_large = self._watch(future)
             decoded: DecodedVideo = future.result()
         except FutureTimeout as e:
             raise MediaError("timeout", f"decoding did not end within {deadline:.0f} s") from e
         except ProcessExpired as e:
+            if too_large:
+                raise MediaError("out_of_memory", f"decoding took more than {self._memory >> 20} MiB of memory") from e
             raise MediaError("crash", f"the decoder ended its process (exit code {e.exitcode})") from e
         except VideoflowError:
             raise
@@ -172,10 +184,21 @@ class Sandbox:
         except OSError as e:
             raise storage_failure(f"cannot write to the spool folder {folder}", e) from e
         except Exception as e:
-            raise MediaError(
-                "crash", f"decoding failed: {type(e).__name__}: {str(e).splitlines()[0][:200] if str(e) else ''}"
-            ) from e
+            raise MediaError("crash", f"decoding failed: {type(e).__name__}: {_line(e)}") from e
         return decoded
+
+    def _watch(self, future: Future[Any]) -> bool:
+        """Wait for a decode; True if its child was killed for its memory."""
+        while not wait([future], timeout=POLL_SECONDS).done:
+            if self._killed:  # a pool that is stopped may leave its futures unanswered
+                raise MediaError("crash", "decoding was stopped")
+            with contextlib.suppress(psutil.Error):
+                child = psutil.Process(self._child.value) if self._child.value else None
+                if child is not None and child.memory_info().rss > self._memory:
+                    child.kill()
+                    wait([future])
+                    return True
+        return False
 
     def kill(self) -> None:
         """End the child now, from any thread; a decode in progress fails, a later one is refused."""

@@ -35,7 +35,8 @@ SetOpt = Annotated[
 EngineOpt = Annotated[str, typer.Option("--engine", metavar="ray|local", help="What runs the work.")]
 WorkersOpt = Annotated[int | None, typer.Option("--workers", min=1, help="Workers; one a core unless told.")]
 MemoryOpt = Annotated[
-    str | None, typer.Option("--memory", metavar="SIZE", help="Memory for Ray's object store, e.g. 2GB.")
+    str | None,
+    typer.Option("--memory", metavar="SIZE", help="Memory that decoding one video may take; 4GiB unless told."),
 ]
 QuarantineOpt = Annotated[
     str, typer.Option("--max-quarantined", metavar="P%", help="Exit code 3 if more videos than this are quarantined.")

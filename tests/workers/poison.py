@@ -1,0 +1,54 @@
+"""A consumer that misbehaves on purpose: what a broken decoder does to its process."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import ClassVar, Literal
+
+import pyarrow as pa
+
+from videoflow.stage import PassConsumer, Product, ShownFrame, StageParams, VideoHeader, VideoSummary
+from videoflow.store.schemas import ARTIFACT_HEAD
+
+
+class PoisonParams(StageParams):
+    """``how`` it misbehaves on videos of exactly ``num_frames`` frames; all others pass."""
+
+    how: Literal["hang", "crash", "allocate", "raise"] = "hang"
+    num_frames: int = 33
+
+
+class Poison(PassConsumer):
+    """Misbehaves at the last frame."""
+
+    name: ClassVar[str] = "poison"
+    version: ClassVar[int] = 1
+    table: ClassVar[str] = "poison"
+    Params: ClassVar[type[StageParams]] = PoisonParams
+
+    def schema(self) -> pa.Schema:
+        return pa.schema(ARTIFACT_HEAD)
+
+    def begin(self, video: VideoHeader) -> None:
+        self._seen = 0
+
+    def see(self, frame: ShownFrame) -> None:
+        self._seen += 1
+
+    def finish(self, summary: VideoSummary) -> Product:
+        if self._seen == self.params.num_frames:
+            self._misbehave()
+        return Product(digest="0" * 32)
+
+    def _misbehave(self) -> None:
+        how = self.params.how
+        if how == "raise":
+            raise ValueError("not a media error")
+        if how == "crash":
+            os.abort()
+        held = []
+        while True:
+            time.sleep(0.05)
+            if how == "allocate":
+                held.append(bytearray(os.urandom(1 << 20) * 64))

@@ -1,0 +1,39 @@
+"""One video that hangs, crashes or eats memory costs that video: the others are done, the job ends by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import videoflow
+from tests.jobs import run_job
+from videoflow.recipe import Recipe
+from videoflow.testing import make_barcode_video
+from workers import sandbox
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [("hang", "timeout"), ("crash", "crash"), ("allocate", "out_of_memory"), ("raise", "crash")]
+)
+def test_a_poisoned_video_costs_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, code: str
+) -> None:
+    monkeypatch.setattr(sandbox, "DEADLINE_SECONDS", 8.0)
+    monkeypatch.setattr(sandbox, "MEMORY_BYTES", 1 << 30)
+    (tmp_path / "in").mkdir()
+    for i, count in enumerate((30, 33, 36)):
+        make_barcode_video(tmp_path / "in" / f"{i}.mp4", num_frames=count)
+    stages = {
+        "frames": {},
+        "poison": {"use": "tests.workers.poison:Poison", "how": how},
+        "shots": {"detector": "hsv"},
+        "clips": {"by": "windows", "window_seconds": 1},
+    }
+    summary = run_job(Recipe(stages=stages), [tmp_path / "in"], tmp_path / "cat", workers=1)
+    assert (summary.videos, summary.done, summary.quarantined, summary.pending) == (3, 2, 1, 0)
+    (bad,) = videoflow.open(str(tmp_path / "cat")).quarantine()
+    assert (Path(bad["uri"]).name, bad["class"]) == ("1.mp4", code)
+    assert summary.clips == 2
+    again = run_job(Recipe(stages=stages), [tmp_path / "in"], tmp_path / "cat", workers=1)
+    assert (again.decoded_videos, again.quarantined) == (0, 1)
