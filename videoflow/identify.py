@@ -16,6 +16,7 @@ from blake3 import blake3
 
 from videoflow.dataset.catalog import Catalog
 from videoflow.keys import KEY_CHARS, digest, digest_file
+from videoflow.persist import HostWatch, persist
 from videoflow.plan import VideoSource
 from videoflow.sources import Scan, SourceFile, filesystem
 from videoflow.store.ledger import QUARANTINED, ItemResult
@@ -50,7 +51,8 @@ def identify(
     keyed: list[tuple[SourceFile, str]] = []
     unreadable: list[tuple[str, str, str]] = []
     with ThreadPoolExecutor(_HASH_THREADS) as pool:
-        for file, key in zip(scan.files, pool.map(lambda f: _key(f, known), scan.files), strict=True):
+        hosts = HostWatch()
+        for file, key in zip(scan.files, pool.map(lambda f: _key(f, known, hosts), scan.files), strict=True):
             on_file()
             if key.startswith("!"):
                 unreadable.append((file.uri, digest("unreadable", file.uri), key[1:]))
@@ -67,7 +69,7 @@ def identify(
     return Identified(videos, tuple(unreadable), changed, vanished, len(keyed) - len(videos))
 
 
-def _key(file: SourceFile, known: dict[str, dict[str, Any]]) -> str:
+def _key(file: SourceFile, known: dict[str, dict[str, Any]], hosts: HostWatch) -> str:
     """The content's key, or "!" and why the file cannot be read."""
     if file.problem:
         return f"!{file.problem}"
@@ -75,9 +77,12 @@ def _key(file: SourceFile, known: dict[str, dict[str, Any]]) -> str:
     if row and file.stamp and (row["stamp"], row["size"]) == (file.stamp, file.size):
         return str(row["video_key"])
     try:
-        return digest_file(file.path) if file.is_local else _digest_remote(file.path)
+        key = persist(lambda: digest_file(file.path) if file.is_local else _digest_remote(file.path))
     except OSError as e:
-        return f"!cannot read the file: {e.strerror or type(e).__name__}"
+        hosts.failed(file.path, e)
+        return f"!cannot read the file: {e.strerror or e}"
+    hosts.ok(file.path)
+    return key
 
 
 def _digest_remote(url: str) -> str:

@@ -23,6 +23,7 @@ from videoflow.errors import BadSample, MediaError
 from videoflow.fingerprint import pass_item_key
 from videoflow.loader.engine_cpu import CpuEngine
 from videoflow.loader.reader import ClipReader
+from videoflow.persist import HostWatch, persist
 from videoflow.stage import ClipFrames, ClipStage, Item, PassConsumer, Product, Stage, VideoStage
 from videoflow.store.commit import UnitRecord, stage_unit, unit_id
 from videoflow.store.ledger import DONE, FILTERED, QUARANTINED, ItemResult
@@ -47,6 +48,7 @@ class UnitRunner:
         self._stages: dict[str, Stage] = {}
         self._engine = CpuEngine(threads=decode_threads)
         self._cancelled = False
+        self._hosts = HostWatch()
 
     def cancel(self) -> None:
         """Called from another thread: `run` raises `Cancelled` after the item in hand, a decoding child is killed."""
@@ -120,7 +122,7 @@ class UnitRunner:
 
     def _decode_one(self, unit: Unit, item: DecodeItem, folder: str) -> DecodedVideo:
         works = [(w.fingerprint, w.stage) for w in unit.works if isinstance(w.stage, PassConsumer)]
-        with fetched(item) as path:
+        with fetched(item, self._hosts) as path:
             return self._sandbox.decode(path, video_key=item.video_key, stream=unit.stream, works=works, folder=folder)
 
     def _write_pass(
@@ -230,11 +232,12 @@ class UnitRunner:
 
 
 @contextlib.contextmanager
-def fetched(item: DecodeItem) -> Iterator[str]:
+def fetched(item: DecodeItem, hosts: HostWatch) -> Iterator[str]:
     """A local path of the item's bytes: its own, or a temporary copy of a remote object.
 
     Raises:
         MediaError: ``io_error`` when it cannot be read or is no longer what was hashed.
+        SystemFailure: its host is down, or there are no credentials.
     """
     if "://" not in item.path:
         _check_stamp(item)
@@ -247,9 +250,11 @@ def fetched(item: DecodeItem) -> Iterator[str]:
     suffix = Path(remote).suffix
     with tempfile.NamedTemporaryFile(prefix="videoflow-fetch-", suffix=suffix) as local:
         try:
-            fs.get_file(remote, local.name)
+            persist(lambda: fs.get_file(remote, local.name))
         except OSError as e:
+            hosts.failed(item.path, e)
             raise MediaError("io_error", f"cannot fetch the object: {type(e).__name__}: {_line(e)}") from e
+        hosts.ok(item.path)
         yield local.name
 
 
