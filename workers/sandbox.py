@@ -16,7 +16,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import BrokenExecutor, CancelledError, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,7 @@ DEADLINE_SECONDS = 120.0
 DEADLINE_BYTES_PER_SECOND = 100_000
 #: Resident memory a decoding child may take; a 1-hour 4K video needs about 1 GB.
 MEMORY_BYTES = 4 << 30
+ATTEMPTS = 3
 POLL_SECONDS, JOIN_SECONDS = 0.1, 20.0
 SPOOL_PREFIX = "videoflow-spool-"
 _PR_SET_PDEATHSIG = 1
@@ -134,6 +135,14 @@ def _begin_child(parent: int, pid: Any) -> None:
     av.logging.set_level(av.logging.FATAL)
 
 
+class _ChildDied(Exception):
+    """The child's exit code."""
+
+
+class _NeverBegan(Exception):
+    """The child died while it started."""
+
+
 def _line(e: BaseException) -> str:
     return (str(e).splitlines() or [""])[0][:200]
 
@@ -151,12 +160,25 @@ class Sandbox:
     def decode(
         self, path: str, *, video_key: str, stream: int | None, works: list[tuple[str, PassConsumer]], folder: str
     ) -> DecodedVideo:
-        """Decode one file in the child.
+        """Decode one file in the child. A child that dies is not held against the video the first time: it may have
+        been killed from outside.
 
         Raises:
             MediaError: the file cannot be used, ``timeout`` or ``crash`` included.
             SystemFailure: what is wrong is not the file.
         """
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return self._decode_once(path, [path, video_key, stream, works, folder])
+            except _ChildDied as e:
+                if attempt == ATTEMPTS or self._killed:
+                    raise MediaError("crash", f"the decoder ended its process {attempt} times (exit code {e})") from e
+            except _NeverBegan as e:
+                if attempt == ATTEMPTS:
+                    raise SystemFailure("decoding processes cannot be started (out of memory or processes?)") from e
+        raise AssertionError("unreachable")
+
+    def _decode_once(self, path: str, task: list[Any]) -> DecodedVideo:
         if self._pool is None:
             self._pool = ProcessPool(
                 max_workers=1,
@@ -165,7 +187,7 @@ class Sandbox:
                 initargs=[os.getpid(), self._child],
             )
         deadline = DEADLINE_SECONDS + os.path.getsize(path) / DEADLINE_BYTES_PER_SECOND
-        future = self._pool.schedule(_decode, args=[path, video_key, stream, works, folder], timeout=deadline)
+        future = self._pool.schedule(_decode, args=task, timeout=deadline)
         try:
             too_large = self._watch(future)
             decoded: DecodedVideo = future.result()
@@ -174,7 +196,12 @@ class Sandbox:
         except ProcessExpired as e:
             if too_large:
                 raise MediaError("out_of_memory", f"decoding took more than {self._memory >> 20} MiB of memory") from e
-            raise MediaError("crash", f"the decoder ended its process (exit code {e.exitcode})") from e
+            raise _ChildDied(e.exitcode) from e
+        except BrokenExecutor as e:  # the child died before it had begun: no video's fault
+            self._pool = None
+            if self._killed:
+                raise MediaError("crash", "decoding was stopped") from e
+            raise _NeverBegan from e
         except VideoflowError:
             raise
         except CancelledError as e:
@@ -182,7 +209,7 @@ class Sandbox:
         except MemoryError as e:
             raise MediaError("out_of_memory", "decoding ran out of memory") from e
         except OSError as e:
-            raise storage_failure(f"cannot write to the spool folder {folder}", e) from e
+            raise storage_failure(f"cannot write to the spool folder {task[-1]}", e) from e
         except Exception as e:
             raise MediaError("crash", f"decoding failed: {type(e).__name__}: {_line(e)}") from e
         return decoded
