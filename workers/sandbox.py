@@ -175,7 +175,9 @@ class Sandbox:
                     raise MediaError("crash", f"the decoder ended its process {attempt} times (exit code {e})") from e
             except _NeverBegan as e:
                 if attempt == ATTEMPTS:
-                    raise SystemFailure("decoding processes cannot be started (out of memory or processes?)") from e
+                    raise SystemFailure(
+                        "decoding processes cannot be started: out of memory or processes, or a script without if __name__ == '__main__'"
+                    ) from e
         raise AssertionError("unreachable")
 
     def _decode_once(self, path: str, task: list[Any]) -> DecodedVideo:
