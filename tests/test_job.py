@@ -237,7 +237,7 @@ def test_a_failing_store_stops_the_job_and_quarantines_nobody(
         run_job(CHEAP, [videos], root)
     monkeypatch.undo()
     assert all(state != "quarantined" for state, *_ in facts(root).values())
-    jobs = [json.loads(p.read_text()) for p in (root / "jobs").iterdir()]
+    jobs = [json.loads(p.read_text()) for p in (root / "jobs").glob("*.json")]
     assert [j["state"] for j in jobs] == ["stopped"]
     summary = run_job(CHEAP, [videos], root)
     assert (summary.done, summary.pending) == (6, 0)

@@ -12,6 +12,7 @@ VideoflowError
 ├── MissingExtra (2)            an optional package is not installed; the message is the install line
 ├── SystemFailure (4)           disk, credentials, storage: the job stops and can be resumed
 │   └── MissingWeights (4)      a model's weights are not where they should be
+├── JobCancelled (130)          somebody asked the job to stop; it can be resumed
 ├── MediaError                  one video (or clip) cannot be used; ends as `quarantined(class, message)`
 └── BadSample                   one stored sample is damaged for good (digest, undecodable, missing row)
 
@@ -105,6 +106,12 @@ class SystemFailure(VideoflowError):
 
 class MissingWeights(SystemFailure):
     """A model's weights are not where they should be."""
+
+
+class JobCancelled(VideoflowError):
+    """Somebody asked the job to stop, as Ctrl-C does from afar."""
+
+    exit_code = EXIT_INTERRUPTED
 
 
 class MediaError(VideoflowError):

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from videoflow.dataset.assemble import CachedClip
 from videoflow.errors import EXIT_OK
+from videoflow.history import write_note
 from videoflow.plan import FRAMES, Plan
 from videoflow.recipe import BuiltStage
 from videoflow.store.commit import Committer
@@ -96,8 +97,12 @@ class Execution:
             self._engine.close()
 
     def recover(self) -> None:
-        """Commit what earlier runs staged and left."""
+        """Commit what earlier runs staged and left; take back answers whose table is gone."""
         for b in self._plan.built:
+            if lost := self._plan.lost[b.key]:
+                why = f"the table {b.table}/{b.fingerprint} is gone"
+                self._plan.ledger.reopen(b.name, b.fingerprint, lost, why=why, job=self._job)
+                self._progress.note(f"{b.key}: {len(lost)} results are computed again, {why}")
             if self._committer.recover(b.name, b.fingerprint):
                 self._progress.note(f"{b.key}: took over units that an earlier run had left")
                 self._plan.refresh(b.key)
@@ -106,6 +111,7 @@ class Execution:
         """One pass over every video that lacks a product, for all products it lacks."""
         plan = self._plan
         for _ in range(MAX_ROUNDS):
+            self._account()
             units = []
             for keys, videos in plan.missing_products().items():
                 works = tuple(self._work(b) for b in plan.consumers if b.key in keys)
@@ -117,6 +123,13 @@ class Execution:
                 return
             self._execute("decode", units, "videos")
             plan.refresh(*(b.key for b in plan.consumers))
+
+    def _account(self) -> None:
+        """Write down what follows from a quarantined probe, so that every item of every stage has an end."""
+        found = self._plan.unaccounted()
+        self._plan.ledger.append([(b.name, b.fingerprint, "", result) for b, result in found], job=self._job)
+        if found:
+            self._plan.refresh(*{b.key for b, _ in found})
 
     def rows(self, built: BuiltStage) -> None:
         """A VideoStage over all videos whose inputs are there."""
@@ -146,6 +159,7 @@ class Execution:
 
     def _work(self, b: BuiltStage) -> StageWork:
         schema = b.stage.schema()
+        write_note(self._plan.root, b)
         target = ensure_target(self._plan.root, stage=b.name, fingerprint=b.fingerprint, table=b.table, schema=schema)
         return StageWork(b.stage, b.fingerprint, target)
 

@@ -8,7 +8,6 @@ import math
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,6 +20,7 @@ from videoflow.dataset.version import Version
 from videoflow.errors import EXIT_QUARANTINED, SourceError
 from videoflow.execute import Execution, JobOptions, JobSummary, Progress
 from videoflow.identify import Identified, identify
+from videoflow.jobrecord import CANCELLED, FINISHED, STOPPED, JobRecord, describe, shown_recipe
 from videoflow.plan import CLIPS, FRAMES, Plan
 from videoflow.recipe import BuiltStage, Recipe
 from videoflow.sources import Scan, scan
@@ -32,7 +32,15 @@ class Job:
     """One run. ``make_progress`` parts are called in the caller's thread."""
 
     def __init__(
-        self, recipe: Recipe, sources: Sequence[str], *, root: str, name: str, options: JobOptions, progress: Progress
+        self,
+        recipe: Recipe,
+        sources: Sequence[str],
+        *,
+        root: str,
+        name: str,
+        options: JobOptions,
+        progress: Progress,
+        resumes: str | None = None,
     ) -> None:
         self.id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         self._recipe = recipe
@@ -40,6 +48,7 @@ class Job:
         self._root, self._name = root, check_name(name)
         self._options = options
         self._progress = progress
+        self._resumes = resumes
         self.summary = JobSummary(self.id)
 
     def run(self) -> JobSummary:
@@ -47,6 +56,7 @@ class Job:
 
         Raises:
             InputError: the recipe, a source or the name. SystemFailure: the job stopped; run the same again to resume.
+            JobCancelled: somebody asked it to stop.
         """
         began = time.monotonic()
         engine_path(self._options.engine)
@@ -61,10 +71,14 @@ class Job:
         record = self._begin(catalog)
         try:
             self._run(catalog, built, found)
+            record.settle()
         except BaseException as e:
-            self._end(catalog, record, "stopped", began, error=f"{type(e).__name__}: {e}")
+            if record.cancelled:
+                self._end(record, CANCELLED, began, error="asked to stop")
+                raise record.failure() from e
+            self._end(record, STOPPED, began, error=f"{type(e).__name__}: {e}")
             raise
-        self._end(catalog, record, "finished", began)
+        self._end(record, FINISHED, began)
         return self.summary
 
     def _run(self, catalog: Catalog, built: Sequence[BuiltStage], found: Scan) -> None:
@@ -114,7 +128,7 @@ class Job:
         embed = next((b for b in plan.clip_stages if b.table == "embeddings"), None)
         if embed:
             tables["embeddings"] = list(plan.parts(embed))
-        manifest = {"job": self.id, "recipe": plan.recipe.model_dump(mode="json"), "tables": tables}
+        manifest = {"job": self.id, "recipe": shown_recipe(plan.recipe), "tables": tables}
         fingerprints = {b.key: b.fingerprint for b in plan.built}
         return publish(catalog, self._name, table, manifest=manifest, fingerprints=fingerprints)
 
@@ -132,31 +146,19 @@ class Job:
                 more = f" and {len(uris) - 5} more" if len(uris) > 5 else ""
                 self._progress.note(f"{len(uris)} sources {what}: {', '.join(uris[:5])}{more}")
 
-    def _begin(self, catalog: Catalog) -> dict[str, Any]:
-        record = {
-            "job": self.id,
-            "name": self._name,
-            "recipe": self._recipe.model_dump(mode="json"),
-            "sources": self._sources_shown(),
-            "options": asdict(self._options),
-            "started": datetime.now(UTC).isoformat(),
-            "state": "running",
-        }
-        catalog.write_job(self.id, record)
+    def _begin(self, catalog: Catalog) -> JobRecord:
+        description = describe(self._recipe, self._sources, self._name, self._options)
+        description["resumes"] = self._resumes
+        record = JobRecord(catalog.root, self.id, description, self._progress)
+        record.start()
+        self._progress = record.progress
+        self._progress.note(f"job {self.id}")
         return record
 
-    def _sources_shown(self) -> list[str]:
-        from videoflow.sources import printable
-
-        return [printable(s) for s in self._sources]
-
-    def _end(
-        self, catalog: Catalog, record: dict[str, Any], state: str, began: float, error: str | None = None
-    ) -> None:
+    def _end(self, record: JobRecord, state: str, began: float, error: str | None = None) -> None:
         self.summary.seconds = round(time.monotonic() - began, 3)
-        record.update(state=state, ended=datetime.now(UTC).isoformat(), summary=self.summary.to_dict(), error=error)
         try:
-            catalog.write_job(self.id, record)
+            record.end(state, self.summary.to_dict(), error)
         except Exception:
             if error is None:  # the first failure is the one to show
                 raise

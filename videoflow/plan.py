@@ -16,11 +16,12 @@ from typing import Any
 from videoflow.dataset.assemble import CachedClip, cached_videos, clip_rows, place_clip
 from videoflow.errors import RecipeError
 from videoflow.fingerprint import clip_item_key, pass_item_key, video_item_key
+from videoflow.history import StageHistory, Wanted
 from videoflow.keys import digest
 from videoflow.recipe import PROBE, BuiltStage, Recipe
 from videoflow.stage import ClipStage, PassConsumer, VideoStage
 from videoflow.store.layout import Root, part_path
-from videoflow.store.ledger import FILTERED, QUARANTINED, Ledger, LedgerRow
+from videoflow.store.ledger import FILTERED, QUARANTINED, ItemResult, Ledger, LedgerRow
 from videoflow.store.writer import parts_of
 from videoflow.timeline import divisor_step
 from videoflow.unit import ClipItem, DecodeItem, RowsItem
@@ -57,12 +58,18 @@ class Plan:
         self.videos = {v.video_key: v for v in videos}
         self.ledger = ledger
         self._states: dict[str, dict[str, LedgerRow]] = {}
+        #: Answers that count for nothing, since somebody removed the table that their rows were in; by stage.
+        self.lost: dict[str, list[LedgerRow]] = {}
         self.refresh()
 
     def refresh(self, *keys: str) -> None:
         for b in self.built:
             if not keys or b.key in keys:
-                self._states[b.key] = self.ledger.states(b.name, b.fingerprint)
+                states = self.ledger.states(b.name, b.fingerprint)
+                self.lost[b.key] = [] if self.parts(b) else [r for r in states.values() if r.rows]
+                for row in self.lost[b.key]:
+                    del states[row.item_key]
+                self._states[b.key] = states
 
     # -- stages by kind ----------------------------------------------------------------------------------------------
 
@@ -101,6 +108,26 @@ class Plan:
         probe = self.named(PROBE)
         row = self.state(probe, self.pass_key(probe, video_key)) if probe else None
         return row is not None and row.state == QUARANTINED
+
+    def unaccounted(self) -> list[tuple[BuiltStage, ItemResult]]:
+        """Results that follow from a quarantined probe for consumers that have none: same class and message.
+
+        A pass writes them itself; they are missing where it was killed in between, and for new parameters.
+        """
+        probe = self.named(PROBE)
+        found: list[tuple[BuiltStage, ItemResult]] = []
+        for key in self.videos if probe else ():
+            assert probe is not None
+            if not self.is_unusable(key):
+                continue
+            why = self.state(probe, self.pass_key(probe, key))
+            assert why is not None
+            for b in self.consumers:
+                item = self.pass_key(b, key)
+                if self.state(b, item) is None:
+                    result = ItemResult(item, key, key, state=QUARANTINED, reason=why.reason, message=why.message)
+                    found.append((b, result))
+        return found
 
     def missing_products(self) -> dict[tuple[str, ...], list[VideoSource]]:
         """Videos to decode, by the keys of the consumers that still lack a result."""
@@ -156,7 +183,8 @@ class Plan:
         keys = {i.item_key for i in self.rows_items(clips) if self.state(clips, i.item_key)}
         rows = clip_rows(self.root, self.parts(clips), keys) if keys else []
         frame_keys = {self.pass_key(frames, r["video_key"]) for r in rows}
-        videos = cached_videos(self.root, self.parts(frames), frame_keys) if frame_keys else {}
+        parts = self.parts(frames) if frame_keys else ()  # none yet: the clips are there, another rate's frames not
+        videos = cached_videos(self.root, parts, frame_keys) if parts else {}
         rate = Fraction(frames.stage.params.fps)
         unique = {r["clip_key"]: r for r in rows}.values()  # one interval asked for twice is one clip
         placed = [place_clip(r, videos.get(r["video_key"]), rate) for r in unique]
@@ -218,7 +246,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class StageForecast:
-    """What `videoflow plan` says of one stage. ``unknown``: videos whose items show only after decoding."""
+    """What `videoflow plan` says of one stage.
+
+    Attributes:
+        to_compute: items without a result; stale: of these, items that have one under another fingerprint or from
+        another input. changed: the components that differ (see `videoflow.history`).
+        unknown: videos whose items show only after decoding.
+    """
 
     stage: str
     fingerprint: str
@@ -227,42 +261,57 @@ class StageForecast:
     to_compute: int
     quarantined: int
     unknown: int
+    stale: int = 0
+    changed: tuple[str, ...] = ()
 
 
 def forecast(plan: Plan) -> list[StageForecast]:
-    """Per stage: cached, to compute, quarantined, and what cannot be known before upstream stages have run."""
+    """Per stage: cached, to compute, stale, quarantined, and what cannot be known before upstream stages have run."""
     result = []
     usable = [k for k in plan.videos if not plan.is_unusable(k)]
     bad = len(plan.videos) - len(usable)
     for b in plan.consumers:
-        rows = [plan.state(b, plan.pass_key(b, k)) for k in usable]
-        broken = sum(r is not None and r.state == QUARANTINED for r in rows)
-        missing = sum(r is None for r in rows)
-        result.append(
-            StageForecast(b.key, b.fingerprint, "video", len(rows) - missing - broken, missing, bad + broken, 0)
-        )
+        wanted = [Wanted.of_pass(k, plan.recipe.stream, plan.pass_key(b, k)) for k in usable]
+        result.append(_forecast(plan, b, "video", wanted, bad=bad, unknown=0))
     for b in plan.row_stages:
-        items = [plan.rows_item(b, k) for k in usable]
-        states = [plan.state(b, i.item_key) for i in items if i]
-        broken = sum(s is not None and s.state == QUARANTINED for s in states)
-        missing = sum(s is None for s in states)
-        unknown = len(items) - len(states)
-        result.append(
-            StageForecast(b.key, b.fingerprint, "video", len(states) - missing - broken, missing, bad + broken, unknown)
-        )
+        items = [i for k in usable if (i := plan.rows_item(b, k))]
+        wanted = [Wanted.of_rows(i) for i in items]
+        result.append(_forecast(plan, b, "video", wanted, bad=bad, unknown=len(usable) - len(items)))
     clips = plan.clips()[0] if plan.named(CLIPS) and plan.named(FRAMES) and plan.clip_stages else []
-    clips_stage = plan.named(CLIPS)
+    waiting = sum(_waits(plan, k) for k in usable) if plan.clip_stages else 0
     for b in plan.clip_stages:
-        states = [plan.state(b, i.item_key) for i in plan.clip_items(b, clips)]
-        broken = sum(s is not None and s.state == QUARANTINED for s in states)
-        missing = sum(s is None for s in states)
-        waiting = sum(1 for k in usable if clips_stage and not _ended(plan, clips_stage, k))
-        result.append(
-            StageForecast(b.key, b.fingerprint, "clip", len(states) - missing - broken, missing, broken, waiting)
-        )
+        wanted = [Wanted.of_clip(i) for i in plan.clip_items(b, clips)]
+        result.append(_forecast(plan, b, "clip", wanted, bad=0, unknown=waiting))
     return result
 
 
-def _ended(plan: Plan, built: BuiltStage, video_key: str) -> bool:
-    item = plan.rows_item(built, video_key)
-    return item is not None and plan.state(built, item.item_key) is not None
+def _forecast(
+    plan: Plan, built: BuiltStage, grain: str, wanted: list[Wanted], *, bad: int, unknown: int
+) -> StageForecast:
+    states = [plan.state(built, w.item_key) for w in wanted]
+    missing = [w for w, s in zip(wanted, states, strict=True) if s is None]
+    broken = sum(s is not None and s.state == QUARANTINED for s in states)
+    stale: list[tuple[str, ...]] = []
+    if missing:
+        history = StageHistory(plan.root, plan.ledger, built)
+        stale = [past.changed for w in missing if (past := history.past(w))]
+    return StageForecast(
+        built.key,
+        built.fingerprint,
+        grain,
+        cached=len(wanted) - len(missing) - broken,
+        to_compute=len(missing),
+        quarantined=bad + broken,
+        unknown=unknown,
+        stale=len(stale),
+        changed=tuple(sorted({name for names in stale for name in names})),
+    )
+
+
+def _waits(plan: Plan, video_key: str) -> bool:
+    """Whether a video's clips, or the cached frames they are read from, are still to be made."""
+    frames, clips = plan.named(FRAMES), plan.named(CLIPS)
+    if frames and plan.state(frames, plan.pass_key(frames, video_key)) is None:
+        return True
+    item = plan.rows_item(clips, video_key) if clips else None
+    return clips is not None and (item is None or plan.state(clips, item.item_key) is None)

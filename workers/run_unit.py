@@ -8,6 +8,7 @@ job.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import sys
 import tempfile
@@ -92,8 +93,9 @@ class UnitRunner:
 
     def _live(self, work: StageWork) -> Stage:
         if work.fingerprint not in self._stages:
-            work.stage.setup()
-            self._stages[work.fingerprint] = work.stage
+            live = copy.deepcopy(work.stage)  # units of one process share the description: the live stage is ours
+            live.setup()
+            self._stages[work.fingerprint] = live
             if "torch" in sys.modules:  # workers fill the cores; threads inside each of them would fight over them
                 sys.modules["torch"].set_num_threads(self._threads)
         return self._stages[work.fingerprint]

@@ -176,7 +176,8 @@ class Sandbox:
             except _NeverBegan as e:
                 if attempt == ATTEMPTS:
                     raise SystemFailure(
-                        "decoding processes cannot be started: out of memory or processes, or a script without if __name__ == '__main__'"
+                        "decoding processes cannot be started: out of memory or processes, or the job was started "
+                        "from a script without if __name__ == '__main__':"
                     ) from e
         raise AssertionError("unreachable")
 

@@ -4,47 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from pathlib import Path
 
 import pytest
 
-from videoflow.cli.main import main
 from videoflow.cli.run import JSON_KEYS, parse_bytes, parse_percent
 from videoflow.errors import InputError
 from videoflow.testing import make_barcode_video
 
 CHEAP = "stages: {frames: {}, shots: {detector: hsv}, clips: {by: windows, window_seconds: 1}, embed: {dtype: float32}}"
-
-
-class Answer:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def rows(self) -> list[dict]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
-    """Run ``videoflow ARGS`` in this process."""
-
-    def run(*args: object) -> Answer:
-        monkeypatch.setattr("sys.argv", ["videoflow", *map(str, args)])
-        before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-        capsys.readouterr()
-        try:
-            main()
-            code = 0
-        except SystemExit as e:
-            code = int(e.code or 0)
-        finally:
-            signal.signal(signal.SIGINT, before[0])
-            signal.signal(signal.SIGTERM, before[1])
-        return Answer(code, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from videoflow.cli import data, health, run
+from videoflow.cli import data, explain, health, jobs, run, store
 
 app = typer.Typer(
     name="videoflow",
@@ -15,5 +15,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 run.register(app)
+jobs.register(app)
+explain.register(app)
 data.register(app)
 health.register(app)
+store.register(app)

@@ -17,7 +17,7 @@ from videoflow.estimate import estimate_frames_bytes
 from videoflow.execute import JobOptions, JobSummary
 from videoflow.identify import identify
 from videoflow.job import Job
-from videoflow.plan import Plan, forecast
+from videoflow.plan import Plan, StageForecast, forecast
 from videoflow.recipe import Recipe
 from videoflow.sources import scan
 
@@ -87,15 +87,24 @@ def plan(
     if as_json:
         print(json.dumps(result))
         return
+    _print_plan(result, stages)
+
+
+def _print_plan(result: dict[str, Any], stages: list[StageForecast]) -> None:
+    to_decode = result["to_decode"]
     say(
         f"{result['videos']} videos ({result['unreadable']} unreadable, {result['ignored']} other files ignored); "
-        f"{len(to_decode)} to decode, {_bytes(result['source_bytes_to_decode'])} of source"
+        f"{to_decode} to decode, {show_bytes(result['source_bytes_to_decode'])} of source"
     )
-    say(f"{'stage':<12} {'of':<6} {'cached':>8} {'compute':>8} {'quarant.':>8}  after upstream")
+    head = f"{'stage':<12} {'of':<6} {'cached':>8} {'compute':>8} {'stale':>8} {'quarant.':>8}"
+    say(f"{head}  after upstream; what changed")
     for s in stages:
-        later = f"+ those of {s.unknown} videos" if s.unknown else ""
-        say(f"{s.stage:<12} {s.grain + 's':<6} {s.cached:>8} {s.to_compute:>8} {s.quarantined:>8}  {later}")
-    say(f"frame cache to write: about {_bytes(estimate)}" if to_decode else "nothing to decode")
+        told = [f"+ those of {s.unknown} videos"] if s.unknown else []
+        told += [", ".join(s.changed)] if s.changed else []
+        counts = f"{s.cached:>8} {s.to_compute:>8} {s.stale:>8} {s.quarantined:>8}"
+        say(f"{s.stage:<12} {s.grain + 's':<6} {counts}  {'; '.join(told)}".rstrip())
+    estimate = show_bytes(result["estimated_frame_cache_bytes"])
+    say(f"frame cache to write: about {estimate}" if to_decode else "nothing to decode")
 
 
 def run(
@@ -117,13 +126,27 @@ def run(
     """
     chosen = recipes.load(recipe).with_settings(settings or [])
     options = JobOptions(engine, workers, parse_bytes(memory), parse_percent(max_quarantined))
+    run_job(chosen, source or [], root=root, name=name, options=options, as_json=as_json)
+
+
+def run_job(
+    recipe: Recipe,
+    sources: list[str],
+    *,
+    root: str,
+    name: str,
+    options: JobOptions,
+    as_json: bool,
+    resumes: str | None = None,
+) -> None:
+    """Run a job in front of a user and exit with its code."""
     with make_progress() as progress:
-        job = Job(chosen, source or [], root=root, name=name, options=options, progress=progress)
+        job = Job(recipe, sources, root=root, name=name, options=options, progress=progress, resumes=resumes)
         summary = job.run()
     if as_json:
         print(json.dumps({k: getattr(summary, k) for k in JSON_KEYS}))
     else:
-        _print_summary(summary, chosen, root)
+        _print_summary(summary, recipe, root)
     raise typer.Exit(summary.exit_code)
 
 
@@ -197,7 +220,8 @@ def parse_bytes(text: str | None) -> int | None:
     return int(float(found[1]) * base ** ("kmgt".index(found[2]) + 1 if found[2] else 0))
 
 
-def _bytes(n: int) -> str:
+def show_bytes(n: int) -> str:
+    """A size for people."""
     size = float(n)
     for suffix in ("B", "kB", "MB", "GB", "TB"):
         if size < 1000 or suffix == "TB":

@@ -152,7 +152,9 @@ class Catalog:
     # -- what went wrong ---------------------------------------------------------------------------------------------
 
     def quarantine(self) -> list[dict[str, Any]]:
-        """One row a uri whose video (or one of whose clips) is quarantined: ``uri, class, stage, message``."""
+        """One row a uri whose video (or one of whose clips) is quarantined: ``uri, class, stage, message``. What is to
+        be tried again (`videoflow.dataset.retry`) is not among them until it has failed again.
+        """
         columns = ["stage", "item_key", "video_key", "state", "class", "message", "at"]
         newest: dict[tuple[str, str], dict[str, Any]] = {}
         for row in self.ledger.table(columns).to_pylist():
@@ -171,11 +173,6 @@ class Catalog:
             for key, row in bad.items()
             for uri in sorted(uris.get(key, []))
         ]
-
-    # -- jobs --------------------------------------------------------------------------------------------------------
-
-    def write_job(self, job: str, record: dict[str, Any]) -> None:
-        self.root.put(f"jobs/{job}.json", json.dumps(record, indent=1, default=str).encode())
 
 
 #: Stages of one item a video: a newer result under another fingerprint replaces an older one. Other stages' items are

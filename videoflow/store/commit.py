@@ -120,8 +120,10 @@ class Committer:
         late: list[UnitRecord] = []
         while wanted:
             dataset = open_table(self._root, target.path)
-            for unit in self._units_in_transactions(dataset, min(r.target.since_version for r in records)):
-                if unit in wanted:
+            committed = self._units_in_transactions(dataset, min(r.target.since_version for r in records))
+            for unit, version in committed.items():
+                # A commit from before the record was staged is of an earlier unit with the same items (a retry).
+                if unit in wanted and version > wanted[unit].target.since_version:
                     late.append(wanted.pop(unit))
             self._drop_doubles(target, wanted)
             fragments = [FragmentMetadata.from_json(f) for r in wanted.values() for f in r.fragments]
@@ -163,13 +165,15 @@ class Committer:
             raise storage_failure(f"cannot commit to {dataset.uri}", e) from e
         return True
 
-    def _units_in_transactions(self, dataset: lance.LanceDataset, since: int) -> set[str]:
-        """Units named by the table's transactions after version ``since``."""
-        found: set[str] = set()
+    def _units_in_transactions(self, dataset: lance.LanceDataset, since: int) -> dict[str, int]:
+        """Units named by the table's transactions after version ``since``, and the newest version that brought each."""
+        found: dict[str, int] = {}
         if dataset.version > since:
-            for transaction in dataset.get_transactions(dataset.version - since):
+            newest_first = dataset.get_transactions(dataset.version - since)
+            for back, transaction in enumerate(newest_first):
                 properties = transaction.transaction_properties if transaction is not None else None
-                found.update(json.loads((properties or {}).get(UNITS_PROPERTY, "[]")))
+                for unit in json.loads((properties or {}).get(UNITS_PROPERTY, "[]")):
+                    found.setdefault(unit, dataset.version - back)
         return found
 
     def _known(self, stage: str, fingerprint: str) -> set[str]:

@@ -4,17 +4,20 @@ prefix.
 catalog.json                              format number, secret, what the store can do
 sources.lance  ledger.lance               append-only tables
 <table>/<fingerprint>/part-00000.lance    artifact tables: videos, frames, shots, quality, clips, embeddings, <stage>
+<table>/<fingerprint>/fingerprint.json    what the fingerprint is made of
 staging/<stage>/<fingerprint>/<unit>.json written, not yet committed units
 versions/<name>/<n>/clips.lance           a dataset version's rows; version.json beside it publishes it
-jobs/<job>.json                           job records
+jobs/<job>.json  .log  .cancel            job records, what they said, and who asked them to stop
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -41,6 +44,15 @@ def staging_prefix(stage: str, fingerprint: str) -> str:
 
 def version_dir(name: str, number: int) -> str:
     return f"versions/{name}/{number}"
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """An object below the root, as a listing shows it."""
+
+    path: str
+    num_bytes: int
+    modified: datetime  # UTC
 
 
 @dataclass(frozen=True)
@@ -147,22 +159,38 @@ class Root:
 
     def paths(self, prefix: str) -> Iterator[str]:
         """Paths of the objects below a prefix, sorted."""
+        return iter([o.path for o in self.objects(prefix)])
+
+    def objects(self, prefix: str) -> list[StoredObject]:
+        """The objects below a prefix with their sizes and times, by path."""
         if self.is_local and not Path(self.url, prefix).is_dir():
-            return iter(())
+            return []
         try:
-            found = [str(m["path"]) for batch in obstore.list(self._store, prefix) for m in batch]
+            found = [
+                StoredObject(str(m["path"]), int(m["size"]), m["last_modified"])
+                for batch in obstore.list(self._store, prefix)
+                for m in batch
+            ]
         except (NotFoundError, FileNotFoundError):
             found = []
         except Exception as e:
             raise self._failure("list", prefix, e) from e
-        return iter(sorted(found))
+        return sorted(found, key=lambda o: o.path)
+
+    def prune(self, folder: str) -> None:
+        """Remove a local folder that has become empty, and those inside it. Stores without folders have none."""
+        if not self.is_local:
+            return
+        for here, _, _ in os.walk(Path(self.url, folder), topdown=False):
+            with contextlib.suppress(OSError):  # not empty, or filled again meanwhile
+                os.rmdir(here)
 
     def list_dirs(self, prefix: str) -> list[str]:
-        """Names of the folders right below a prefix, sorted."""
+        """Names of the folders right below a prefix ("": the root), sorted."""
         if self.is_local and not Path(self.url, prefix).is_dir():
             return []
         try:
-            result = obstore.list_with_delimiter(self._store, prefix.rstrip("/") + "/")
+            result = obstore.list_with_delimiter(self._store, prefix.rstrip("/") + "/" if prefix else None)
         except (NotFoundError, FileNotFoundError):
             return []
         except Exception as e:

@@ -1,5 +1,8 @@
 """The ledger: what was computed, with what result. Append-only; the newest row of an item wins; plan, resume and
 quarantine read only this. Double rows are harmless, `pending` is never written.
+
+A row of state ``retry`` takes an item's answer back: its item reads as never computed, and a unit that holds it may be
+committed again. Written by `videoflow quarantine retry`, and by a job that finds a table gone whose rows it counted on.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from videoflow.store import schemas
 from videoflow.store.layout import LEDGER, Root
 from videoflow.store.writer import append_rows, open_table
 
-DONE, FILTERED, QUARANTINED = "done", "filtered", "quarantined"
+DONE, FILTERED, QUARANTINED, RETRY = "done", "filtered", "quarantined", "retry"
 
 
 @dataclass(frozen=True)
@@ -65,27 +68,46 @@ class Ledger:
         self._root = root
 
     def states(self, stage: str, fingerprint: str) -> dict[str, LedgerRow]:
-        """Newest row of every item of one stage and fingerprint, by item key."""
+        """Newest row of every item of one stage and fingerprint, by item key; items to be retried have none."""
         columns = ["item_key", "video_key", "input_digest", "output_digest", "rows", "state", "class", "message", "at"]
-        table = open_table(self._root, LEDGER).to_table(
-            columns=columns, filter=f"stage = '{_quoted(stage)}' AND fingerprint = '{_quoted(fingerprint)}'"
-        )
+        table = self.table(columns, _of(stage, fingerprint))
         newest: dict[str, LedgerRow] = {}
         for values in zip(*(table[c].to_pylist() for c in columns), strict=True):
             row = LedgerRow(*values)
             if row.item_key not in newest or newest[row.item_key].at <= row.at:
                 newest[row.item_key] = row
-        return newest
+        return {k: row for k, row in newest.items() if row.state != RETRY}
 
     def units(self, stage: str, fingerprint: str) -> set[str]:
-        """Units of one stage and fingerprint that are committed."""
-        table = open_table(self._root, LEDGER).to_table(
-            columns=["unit"], filter=f"stage = '{_quoted(stage)}' AND fingerprint = '{_quoted(fingerprint)}'"
-        )
-        return {u for u in table["unit"].to_pylist() if u}
+        """Units of one stage and fingerprint that are committed, none of whose items is to be retried."""
+        table = self.table(["unit"], _of(stage, fingerprint))
+        return {u for u in table["unit"].to_pylist() if u} - self._reopened(stage, fingerprint)
+
+    def _reopened(self, stage: str, fingerprint: str) -> set[str]:
+        """Units with an item that is to be retried: a retry of the same list of items has the same unit id."""
+        where = _of(stage, fingerprint)
+        asked = set(self.table(["item_key"], f"{where} AND state = '{RETRY}'")["item_key"].to_pylist())
+        if not asked:
+            return set()
+        newest: dict[str, tuple[datetime, str]] = {}
+        units: dict[str, set[str]] = {}
+        for row in self.table(["item_key", "unit", "state", "at"], where).to_pylist():
+            key = row["item_key"]
+            if key in asked:
+                units.setdefault(key, set()).add(row["unit"] or "")
+                if key not in newest or newest[key][0] <= row["at"]:
+                    newest[key] = (row["at"], row["state"])
+        return {u for key, (_, state) in newest.items() if state == RETRY for u in units[key]}
 
     def table(self, columns: list[str], where: str | None = None) -> pa.Table:
         return open_table(self._root, LEDGER).to_table(columns=columns, filter=where)
+
+    def reopen(self, stage: str, fingerprint: str, rows: Iterable[LedgerRow], *, why: str, job: str) -> None:
+        """Take answers back: the next plan finds these items missing. ``why`` is kept as the message."""
+        answers = (
+            ItemResult(r.item_key, r.video_key, r.input_digest, state=RETRY, reason=r.reason, message=why) for r in rows
+        )
+        self.append(((stage, fingerprint, "", a) for a in answers), job=job)
 
     def append(self, entries: Iterable[tuple[str, str, str, ItemResult]], *, job: str, attempt: int = 1) -> None:
         """Add rows for (stage, fingerprint, unit, result) entries."""
@@ -112,6 +134,10 @@ class Ledger:
         ]
         if rows:
             append_rows(self._root, LEDGER, pa.Table.from_pylist(rows, schema=schemas.LEDGER))
+
+
+def _of(stage: str, fingerprint: str) -> str:
+    return f"stage = '{_quoted(stage)}' AND fingerprint = '{_quoted(fingerprint)}'"
 
 
 def _quoted(value: str) -> str:

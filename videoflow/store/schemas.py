@@ -55,7 +55,7 @@ LEDGER = pa.schema(
         pa.field("input_digest", KEY),
         pa.field("output_digest", KEY),
         pa.field("rows", pa.int64(), nullable=False),
-        pa.field("state", pa.string(), nullable=False),  # done | filtered | quarantined
+        pa.field("state", pa.string(), nullable=False),  # done | filtered | quarantined | retry
         pa.field("class", pa.string()),  # quarantine class, or the reason of a filter
         pa.field("message", pa.string()),
         pa.field("damage", DAMAGE),

@@ -1,0 +1,177 @@
+"""Garbage: what killed runs left behind, and nothing else.
+
+Three kinds are found. *data*: files of artifact tables that the table's manifest does not name (a write whose unit was
+never committed, or lost the race), each with its blob sidecars ``data/<stem>/*``. *staging*: records of units that the
+ledger has. *version*: folders of versions whose number was claimed, but that were never published.
+
+What is spared: everything younger than ``cutoff`` (a grace time, and the oldest running job), every file that a
+fragment of the current manifest names, and every file that a staged record names, since any later run may still commit
+it. Whole tables are never removed. The order is the argument: objects are listed first, records read next, manifests
+last, so a file that moves from written to staged to committed meanwhile is seen in at least one place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import PurePosixPath
+
+from videoflow.store.layout import LEDGER, SOURCES, Root, StoredObject, version_dir
+from videoflow.store.ledger import Ledger
+from videoflow.store.writer import open_table
+
+DATA, STAGING, VERSION = "data", "staging", "version"
+#: Top-level folders that hold no artifact tables.
+NO_TABLES = frozenset({"staging", "versions", "jobs", LEDGER, SOURCES})
+GRACE_DAYS = 7.0
+#: The ledger and the sources are written outside of jobs too, so that no job record protects such a write while it
+#: lasts (seconds): their files are spared this long, whatever the grace time.
+SHARED_TABLES_MIN_AGE = timedelta(hours=1)
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """Something to remove: a data file with its sidecars (``path`` without the suffix), a staged record, or a version's
+    folder.
+    """
+
+    kind: str
+    path: str
+    objects: tuple[StoredObject, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(o.num_bytes for o in self.objects)
+
+
+def artifact_tables(root: Root) -> list[tuple[str, str]]:
+    """(table, fingerprint) of every artifact table below the root."""
+    tables = [t for t in root.list_dirs("") if t not in NO_TABLES]
+    return [(t, fp) for t in tables for fp in root.list_dirs(t)]
+
+
+def by_part(objects: Iterable[StoredObject], folder: str) -> dict[str, list[StoredObject]]:
+    """Objects of an artifact table's folder, by the path of the part (a Lance table) that they belong to."""
+    parts: dict[str, list[StoredObject]] = {}
+    for o in objects:
+        name = o.path[len(folder) + 1 :].split("/", 1)[0]
+        if name.endswith(".lance"):
+            parts.setdefault(f"{folder}/{name}", []).append(o)
+    return parts
+
+
+def data_files(objects: Iterable[StoredObject], part: str) -> dict[str, list[StoredObject]]:
+    """What lies in a part's ``data/``: by stem, the data file and its sidecars (or an unfinished write's own name)."""
+    files: dict[str, list[StoredObject]] = {}
+    prefix = f"{part}/data/"
+    for o in objects:
+        if o.path.startswith(prefix):
+            name = o.path[len(prefix) :].split("/", 1)[0]
+            files.setdefault(name.removesuffix(".lance"), []).append(o)
+    return files
+
+
+def is_table(objects: Iterable[StoredObject], part: str) -> bool:
+    """Whether a manifest was ever written there; what is no table yet is left alone."""
+    return any(o.path.startswith(f"{part}/_versions/") and o.path.endswith(".manifest") for o in objects)
+
+
+def stems_in_use(root: Root, part: str) -> set[str]:
+    """Stems of the data files that the current manifest names."""
+    fragments = open_table(root, part).get_fragments()
+    return {PurePosixPath(f.path).name.removesuffix(".lance") for each in fragments for f in each.data_files()}
+
+
+def find_garbage(root: Root, ledger: Ledger, *, cutoff: datetime) -> list[Garbage]:
+    """All that could be removed; nothing is touched.
+
+    Args:
+        cutoff: what was written at or after this moment (UTC) is spared.
+    """
+    folders = [f"{table}/{fp}" for table, fp in artifact_tables(root)]
+    parts = {part: found for f in folders for part, found in by_part(root.objects(f), f).items()}
+    shared = {name: root.objects(name) for name in (LEDGER, SOURCES)}
+    versions = list(_unpublished(root, cutoff))
+    stale, staged = _records(root, ledger, cutoff)
+    garbage = [*stale, *versions]
+    for part, objects in parts.items():
+        garbage += _orphans(root, part, objects, staged.get(part, set()), cutoff)
+    for part, objects in shared.items():
+        garbage += _orphans(root, part, objects, set(), cutoff - SHARED_TABLES_MIN_AGE)
+    return garbage
+
+
+def remove(root: Root, garbage: Iterable[Garbage]) -> None:
+    """Remove what `find_garbage` found. Sidecars go first: what is cut short is found again."""
+    for g in garbage:
+        if g.kind == VERSION and root.has(f"{g.path}/version.json"):  # published meanwhile
+            continue
+        for o in sorted(g.objects, key=lambda o: o.path.count("/"), reverse=True):
+            root.delete(o.path)
+        if g.kind in (DATA, VERSION):
+            root.prune(g.path)
+
+
+def _orphans(
+    root: Root, part: str, objects: list[StoredObject], staged: set[str], cutoff: datetime
+) -> Iterator[Garbage]:
+    old = {
+        stem: found
+        for stem, found in data_files(objects, part).items()
+        if stem not in staged and all(o.modified < cutoff for o in found)
+    }
+    if not old or not is_table(objects, part):
+        return
+    used = stems_in_use(root, part)
+    for stem, found in old.items():
+        if stem not in used:
+            yield Garbage(DATA, f"{part}/data/{stem}", tuple(found))
+
+
+def _records(root: Root, ledger: Ledger, cutoff: datetime) -> tuple[list[Garbage], dict[str, set[str]]]:
+    """Staged records that are of no use any more, and the stems that the others name, by part."""
+    stale: list[Garbage] = []
+    stems: dict[str, set[str]] = {}
+    units: dict[tuple[str, str], set[str]] = {}
+    for o in root.objects(STAGING):
+        _, *where, name = o.path.split("/")
+        if len(where) != 2:  # not a unit's: what is left of a probe of the store
+            if o.modified < cutoff:
+                stale.append(Garbage(STAGING, o.path, (o,)))
+            continue
+        stage, fingerprint = where
+        if (stage, fingerprint) not in units:
+            units[stage, fingerprint] = ledger.units(stage, fingerprint)
+        if o.modified < cutoff and name.removesuffix(".json") in units[stage, fingerprint]:
+            stale.append(Garbage(STAGING, o.path, (o,)))
+            continue
+        record = root.get_json(o.path) or {"fragments": []}  # gone: committed meanwhile, the manifest names its files
+        for fragment in map(json.loads, record["fragments"]):
+            target = record["target"]
+            part = f"{target['table']}/{target['fingerprint']}/part-{target['part']:05d}.lance"
+            names = {PurePosixPath(f["path"]).name.removesuffix(".lance") for f in fragment["files"]}
+            stems.setdefault(part, set()).update(names)
+    return stale, stems
+
+
+def _unpublished(root: Root, cutoff: datetime) -> Iterator[Garbage]:
+    for name in root.list_dirs("versions"):
+        for number in root.list_dirs(f"versions/{name}"):
+            folder = f"versions/{name}/{number}"
+            objects = root.objects(folder)
+            published = any(o.path == f"{folder}/version.json" for o in objects)
+            if objects and not published and all(o.modified < cutoff for o in objects):
+                yield Garbage(VERSION, folder, tuple(objects))
+
+
+def published(root: Root) -> dict[str, dict[str, object]]:
+    """The manifests of published versions, by ``name@n``."""
+    found: dict[str, dict[str, object]] = {}
+    for name in root.list_dirs("versions"):
+        for number in root.list_dirs(f"versions/{name}"):
+            manifest = root.get_json(f"{version_dir(name, int(number))}/version.json") if number.isdigit() else None
+            if manifest is not None:
+                found[f"{name}@{number}"] = manifest
+    return found
