@@ -6,9 +6,11 @@ environment names (RAY_ADDRESS).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -59,7 +61,7 @@ class RayEngine:
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
             os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its C++ layer would write into our progress
             try:
-                with warnings.catch_warnings():
+                with warnings.catch_warnings(), _quiet_native_log():
                     warnings.filterwarnings("ignore", message="lance is not fork-safe")  # Ray forks only to exec
                     ray.init(
                         address=os.environ.get("RAY_ADDRESS", "local"),
@@ -112,6 +114,25 @@ class RayEngine:
         """Ends the embedded cluster and its processes; one that was there before is left alone."""
         if self._owns:
             ray.shutdown()
+
+
+@contextlib.contextmanager
+def _quiet_native_log() -> Iterator[None]:
+    """Ray's C++ layer announces its own log level on stderr while it starts; nothing of ours is written meanwhile."""
+    sys.stderr.flush()
+    try:
+        kept = os.dup(2)
+    except OSError:  # no stderr at all
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _last_line(e: BaseException) -> str:
