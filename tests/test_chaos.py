@@ -100,7 +100,8 @@ def test_random_kills(made: dict[str, Path], tmp_path: Path, engine: str) -> Non
     for _ in range(kills):
         command = [sys.executable, "-m", "videoflow.cli.main", *arguments(made, root, engine)]
         job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(chance.uniform(1.5, 8 if engine == "local" else 20))
+        _wait_for_work(job, root)
+        time.sleep(chance.uniform(0, 4 if engine == "local" else 12))
         tree = psutil.Process(job.pid).children(recursive=True) if job.poll() is None else []
         victims = [p for p in tree if "spawn_main" in " ".join(_command(p)) or "ray::" in " ".join(_command(p))]
         if victims and chance.random() < 0.6:
@@ -113,6 +114,14 @@ def test_random_kills(made: dict[str, Path], tmp_path: Path, engine: str) -> Non
     # A child that is killed once is not held against its video.
     assert not any(row[1] == "crash" for row in facts(root).values())
     finish(made, root, engine)
+
+
+def _wait_for_work(job: subprocess.Popen[bytes], root: Path) -> None:
+    """Until the job has written its record, so that a kill hits work and not the start of Python."""
+    before = set((root / "jobs").glob("*.json"))
+    deadline = time.monotonic() + 120
+    while job.poll() is None and time.monotonic() < deadline and not set((root / "jobs").glob("*.json")) - before:
+        time.sleep(0.05)
 
 
 def _command(process: psutil.Process) -> list[str]:
