@@ -86,6 +86,9 @@ class Job:
         one = UnitReport((), 1)
         identified = identify(catalog, found, job=self.id, on_file=lambda: self._progress.advance("sources", one))
         self._note_sources(identified, found)
+        by = self._recipe.split_by
+        if by != "video" and not any(by in v.metadata for v in identified.videos):
+            raise SourceError(f"split_by: {by!r} is no column of these sources' metadata; without it splits would leak")
         plan = Plan(catalog.root, catalog.ledger, self._recipe, built, identified.videos)
         with Execution(plan, self.id, self._options, self._progress, self.summary) as execution:
             execution.recover()

@@ -20,6 +20,7 @@ import pyarrow.json
 import pyarrow.parquet
 
 from videoflow.errors import SourceError
+from videoflow.timeline import exact_fraction
 
 MANIFEST_EXTENSIONS = frozenset({".parquet", ".csv", ".tsv", ".jsonl", ".ndjson"})
 _TIME_COLUMNS = ("start", "end")
@@ -45,6 +46,7 @@ def read_manifest(source: str) -> Iterator[ManifestRow]:
         raise SourceError(
             f"manifest {source} has no column uri; its columns are {', '.join(table.column_names) or 'none'}"
         )
+    _check_names(source, table.column_names)
     one_sided = [c for c in _TIME_COLUMNS if c in table.column_names]
     if len(one_sided) == 1:
         raise SourceError(
@@ -57,6 +59,14 @@ def read_manifest(source: str) -> Iterator[ManifestRow]:
             raise SourceError(f"manifest {source} row {number}: uri is {uri!r}")
         interval = _interval(row.pop("start", None), row.pop("end", None), f"manifest {source} row {number}")
         yield ManifestRow(_absolute(uri.strip(), base), {k: v for k, v in row.items() if v is not None}, interval)
+
+
+def _check_names(source: str, names: list[str]) -> None:
+    """Columns become columns of a Lance table, whose rules are checked here, before any work."""
+    for name in names:
+        if not name or "." in name or name.startswith("_") or names.count(name) > 1:
+            why = "twice" if names.count(name) > 1 else "a name that is empty, begins with _ or holds a dot"
+            raise SourceError(f"manifest {source}: column {name!r} cannot be used ({why}); rename it")
 
 
 def _absolute(uri: str, base: str) -> str:
@@ -72,7 +82,7 @@ def _interval(start: Any, end: Any, where: str) -> tuple[Fraction, Fraction] | N
     if start in (None, "") and end in (None, ""):
         return None
     try:
-        interval = (Fraction(str(start)), Fraction(str(end)))
+        interval = (exact_fraction(start), exact_fraction(end))
     except (ValueError, ZeroDivisionError) as e:
         raise SourceError(f"{where}: start and end must be seconds, given {start!r} and {end!r}") from e
     if interval[0] >= interval[1]:

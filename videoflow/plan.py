@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any
 
-from videoflow.dataset.assemble import CachedClip, cached_videos, clip_rows, place_clip
+from videoflow.dataset.assemble import CachedClip, cached_videos, clip_rows, distinct_frames, place_clip
 from videoflow.errors import RecipeError
 from videoflow.fingerprint import clip_item_key, pass_item_key, video_item_key
 from videoflow.history import StageHistory, Wanted
@@ -60,6 +61,7 @@ class Plan:
         self._states: dict[str, dict[str, LedgerRow]] = {}
         #: Answers that count for nothing, since somebody removed the table that their rows were in; by stage.
         self.lost: dict[str, list[LedgerRow]] = {}
+        self._began = datetime.now(UTC)
         self.refresh()
 
     def refresh(self, *keys: str) -> None:
@@ -69,6 +71,10 @@ class Plan:
                 self.lost[b.key] = [] if self.parts(b) else [r for r in states.values() if r.rows]
                 for row in self.lost[b.key]:
                     del states[row.item_key]
+                if isinstance(b.stage, PassConsumer):
+                    # A source that could not be read says nothing about the content it is keyed by: every run tries
+                    # it once more.
+                    states = {k: r for k, r in states.items() if r.reason != "io_error" or r.at >= self._began}
                 self._states[b.key] = states
 
     # -- stages by kind ----------------------------------------------------------------------------------------------
@@ -210,7 +216,8 @@ class Plan:
             state = self.state(frames, self.pass_key(frames, c.row["video_key"]))
             source = digest(state.output_digest if state else "", c.grid.start_pts, str(rate))
             key = clip_item_key(c.row["clip_key"], source, built.fingerprint)
-            items.append(ClipItem(key, source, c.row["video_key"], c.row["stream"], c.ref, tuple(c.indices[::step])))
+            wanted = distinct_frames(c, c.indices[::step])
+            items.append(ClipItem(key, source, c.row["video_key"], c.row["stream"], c.ref, wanted))
         return items
 
     # -- how videos ended --------------------------------------------------------------------------------------------

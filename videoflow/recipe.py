@@ -109,6 +109,8 @@ class Recipe(BaseModel):
             target = data
             for key in keys[:-1]:
                 target = target.setdefault(key, {})
+                if not isinstance(target, dict):
+                    raise RecipeError(f"--set {setting!r}: {key} has no keys of its own")
             target[keys[-1]] = _yaml(text, f"--set {setting!r}")
         return parse(data, origin="--set")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import glob as local_glob
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -138,9 +139,13 @@ def _walk(folder: str) -> Iterator[str]:
         for entry in reversed(entries):
             if entry.name.startswith("."):
                 continue
-            if entry.is_dir():
+            try:
+                is_folder = entry.is_dir()
+            except OSError:  # a link to itself
+                is_folder = False
+            if is_folder:
                 stack.append(entry.path)
-            elif entry.is_file() or entry.is_symlink():
+            else:
                 yield entry.path
 
 
@@ -158,9 +163,11 @@ def _screen(named: Iterable[tuple[str, str]], ignored: dict[str, None]) -> Itera
 
 def _head(path: str) -> bytes:
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for ever
+            return b""
         with open(path, "rb") as f:
             return f.read(HEAD_BYTES)
-    except OSError:
+    except (OSError, ValueError):
         return b""
 
 
@@ -170,8 +177,9 @@ def _local_file(path: str, *, metadata: dict[str, Any] | None = None) -> SourceF
         info = os.stat(path)
         if not os.path.isfile(path):
             return SourceFile(uri, path, metadata=metadata or {}, problem="not a regular file")
-    except OSError as e:
-        return SourceFile(uri, path, metadata=metadata or {}, problem=f"cannot read the file: {e.strerror}")
+    except (OSError, ValueError) as e:
+        why = getattr(e, "strerror", None) or str(e)
+        return SourceFile(uri, path, metadata=metadata or {}, problem=f"cannot read the file: {why}")
     return SourceFile(uri, path, info.st_size, f"mtime:{info.st_mtime_ns}", metadata or {})
 
 

@@ -35,7 +35,7 @@ STAGE_GROUP = "videoflow.stages"
 class StageParams(BaseModel):
     """Base of a stage's parameters: unknown keys are errors, values are frozen. All of them enter the fingerprint."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)

@@ -122,9 +122,22 @@ def snap_seconds(seconds: float | Fraction, pts: Sequence[int], time_base: Fract
     return min(best, key=lambda j: abs(pts[j] - t)) if best else i
 
 
+def exact_fraction(value: object) -> Fraction:
+    """The exact number a person wrote; floats are read as their decimal text.
+
+    Raises:
+        ValueError: no number, or one so large or small that it can only be a mistake.
+    """
+    text = str(value).strip()
+    mantissa, _, exponent = text.lower().partition("e")
+    if len(mantissa) > 40 or (exponent and abs(int(exponent)) > 30):
+        raise ValueError(f"{text[:40]} is out of range")
+    return Fraction(text)
+
+
 def parse_rate(value: object) -> Fraction:
     """A rate from a recipe or a caller: 8, 29.97, "30000/1001". Floats are read as their decimal text."""
-    rate = Fraction(str(value).strip())
+    rate = exact_fraction(value)
     if rate <= 0:
         raise ValueError(f"a rate must be above 0, not {value}")
     return rate

@@ -1,6 +1,6 @@
 """Decoding in a child process: a hang, a crash or an error of the decoder costs one video, never the worker.
 
-One pooled child per worker (spawned, never forked); a deadline scaled to the file; a limit on its resident memory (a
+One pooled child per worker (spawned, never forked); a deadline on progress; a limit on its resident memory (a
 limit on address space breaks libraries that map much); the child is replaced when it dies.
 Rows leave the child through Arrow files in a spool folder, so pixels cross no process boundary except as encoded
 chunks, and neither side ever holds a whole video.
@@ -15,9 +15,9 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Future, wait
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,11 @@ import pyarrow as pa
 from pebble import ProcessExpired, ProcessPool
 
 from videoflow.errors import MediaError, SystemFailure, VideoflowError
-from videoflow.stage import PassConsumer
+from videoflow.stage import PassConsumer, Product, ShownFrame, VideoHeader, VideoSummary
 from videoflow.store.writer import storage_failure
 
-#: Deadline of one video: a start-up share, and a rate far below the slowest decoder on the slowest file.
+#: A decode that shows no new frame for this long has hung. Sizes and headers say too little: an hour of black is 6 MB.
 DEADLINE_SECONDS = 120.0
-DEADLINE_BYTES_PER_SECOND = 100_000
 #: Resident memory a decoding child may take; a 1-hour 4K video needs about 1 GB.
 MEMORY_BYTES = 4 << 30
 ATTEMPTS = 3
@@ -85,6 +84,25 @@ class _Spool:
 
 
 _SET_UP: dict[str, PassConsumer] = {}
+_HEARTBEAT: Any = None  # in the child: counts frames, where the parent sees it
+
+
+class _Heartbeat(PassConsumer):
+    """Rides along and tells the parent that there is progress."""
+
+    name, version, table = "heartbeat", 1, ""
+
+    def schema(self) -> pa.Schema:
+        return pa.schema([])
+
+    def begin(self, video: VideoHeader) -> None:
+        _HEARTBEAT.value += 1
+
+    def see(self, frame: ShownFrame) -> None:
+        _HEARTBEAT.value += 1
+
+    def finish(self, summary: VideoSummary) -> Product:
+        return Product()
 
 
 def _decode(
@@ -102,7 +120,8 @@ def _decode(
         consumers.append(_SET_UP[fp])
     spool = _Spool(folder, video_key, consumers)
     try:
-        result = run_pass(path, video_key=video_key, consumers=consumers, sink=spool.add, stream=stream)
+        riders = [*consumers, _Heartbeat()]
+        result = run_pass(path, video_key=video_key, consumers=riders, sink=spool.add, stream=stream)
         digests = {name: product.digest for name, product in result.products.items()}
         if any(c.name == "probe" for c in consumers):
             row, digests["probe"] = videos_row(result.facts, result.summary)
@@ -120,8 +139,10 @@ def _decode(
     )
 
 
-def _begin_child(parent: int, pid: Any) -> None:
+def _begin_child(parent: int, pid: Any, heartbeat: Any) -> None:
     """The child dies with its parent (kill -9 included), leaves Ctrl-C to it, and tells its pid."""
+    global _HEARTBEAT  # noqa: PLW0603 - the one thing a pool's child can be given before its first task
+    _HEARTBEAT = heartbeat
     pid.value = os.getpid()
     with contextlib.suppress(OSError, AttributeError):  # Linux only; elsewhere the closed pipe ends it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -154,6 +175,7 @@ class Sandbox:
         self._memory = memory_bytes or MEMORY_BYTES
         self._context = multiprocessing.get_context("spawn")
         self._child = self._context.Value("i", 0)
+        self._frames = self._context.Value("q", 0)
         self._pool: ProcessPool | None = None
         self._killed = False
 
@@ -187,17 +209,16 @@ class Sandbox:
                 max_workers=1,
                 context=self._context,
                 initializer=_begin_child,
-                initargs=[os.getpid(), self._child],
+                initargs=[os.getpid(), self._child, self._frames],
             )
-        deadline = DEADLINE_SECONDS + os.path.getsize(path) / DEADLINE_BYTES_PER_SECOND
-        future = self._pool.schedule(_decode, args=task, timeout=deadline)
+        future = self._pool.schedule(_decode, args=task)
         try:
-            too_large = self._watch(future)
+            killed_for = self._watch(future)
             decoded: DecodedVideo = future.result()
-        except FutureTimeout as e:
-            raise MediaError("timeout", f"decoding did not end within {deadline:.0f} s") from e
         except ProcessExpired as e:
-            if too_large:
+            if killed_for == "timeout":
+                raise MediaError("timeout", f"decoding gave no new frame for {DEADLINE_SECONDS:.0f} s") from e
+            if killed_for == "out_of_memory":
                 raise MediaError("out_of_memory", f"decoding took more than {self._memory >> 20} MiB of memory") from e
             raise _ChildDied(e.exitcode) from e
         except BrokenExecutor as e:  # the child died before it had begun: no video's fault
@@ -217,18 +238,22 @@ class Sandbox:
             raise MediaError("crash", f"decoding failed: {type(e).__name__}: {_line(e)}") from e
         return decoded
 
-    def _watch(self, future: Future[Any]) -> bool:
-        """Wait for a decode; True if its child was killed for its memory."""
+    def _watch(self, future: Future[Any]) -> str | None:
+        """Wait for a decode; why its child was killed, if it was."""
+        frames, since = self._frames.value, time.monotonic()
         while not wait([future], timeout=POLL_SECONDS).done:
             if self._killed:  # a pool that is stopped may leave its futures unanswered
                 raise MediaError("crash", "decoding was stopped")
+            if self._frames.value != frames:
+                frames, since = self._frames.value, time.monotonic()
             with contextlib.suppress(psutil.Error):
                 child = psutil.Process(self._child.value) if self._child.value else None
-                if child is not None and child.memory_info().rss > self._memory:
+                is_large = child is not None and child.memory_info().rss > self._memory
+                if child is not None and (is_large or time.monotonic() - since > DEADLINE_SECONDS):
                     child.kill()
                     wait([future])
-                    return True
-        return False
+                    return "out_of_memory" if is_large else "timeout"
+        return None
 
     def kill(self) -> None:
         """End the child now, from any thread; a decode in progress fails, a later one is refused."""

@@ -19,6 +19,8 @@ from videoflow.store.layout import Root
 from videoflow.store.reader import PART, ROW_ID, rows_of
 from videoflow.timeline import Grid
 
+#: What a clip stage is given of one clip at most; 10 s at 8 frames/s are 80.
+MAX_FRAMES_PER_CLIP = 256
 _CHUNK_COLUMNS = ("item_key", "video_key", "chunk", "width", "height", "pts", "offsets")
 
 
@@ -87,6 +89,17 @@ def place_clip(row: dict[str, Any], video: CachedVideo | None, cache_rate: Fract
     if first < 0:
         return None
     return CachedClip(row, grid, indices, video, tuple(_joined(video.places[first : last + 1])))
+
+
+def distinct_frames(clip: CachedClip, indices: Sequence[int]) -> tuple[int, ...]:
+    """Grid indices that show different frames: a frame that is shown for hours is looked at once. At most
+    MAX_FRAMES_PER_CLIP, evenly spread."""
+    first: dict[int, int] = {}
+    for k, position in zip(indices, clip.grid.frame_positions(clip.video.pts, indices), strict=True):
+        first.setdefault(position, k)
+    kept = list(first.values())
+    step = -(-len(kept) // MAX_FRAMES_PER_CLIP)
+    return tuple(kept[:: max(1, step)])
 
 
 def _joined(places: Sequence[BlobRef]) -> list[BlobRef]:

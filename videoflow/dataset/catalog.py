@@ -129,7 +129,9 @@ class Catalog:
 
     def version_numbers(self, name: str) -> list[int]:
         """Numbers of a name's folders, ascending; one without a version.json was never published."""
-        return sorted(int(d) for d in self.root.list_dirs(f"versions/{check_name(name)}") if d.isdigit())
+        return sorted(
+            int(d) for d in self.root.list_dirs(f"versions/{check_name(name)}") if d.isascii() and d.isdigit()
+        )
 
     def version(self, ref: str) -> Version:
         """A version by ``name@n``, or the newest of ``name``.
@@ -139,7 +141,7 @@ class Catalog:
         """
         name, _, number = ref.partition("@")
         check_name(name)
-        if number and not number.isdigit():
+        if number and not (number.isascii() and number.isdigit()):
             raise QueryError(f"version {ref!r} is not of the form name@n")
         numbers = [int(number)] if number else self.version_numbers(name)[::-1]
         for n in numbers:

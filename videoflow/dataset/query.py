@@ -23,6 +23,9 @@ def sql(version: Version, query: str) -> pa.Table:
         relation = connection.sql(query)
         if relation is None:
             raise QueryError("the statement gives no rows; ask with SELECT")
+        doubled = sorted({c for c in relation.columns if relation.columns.count(c) > 1})
+        if doubled:
+            raise QueryError(f"the answer has the columns {', '.join(doubled)} more than once; name them apart with AS")
         table: pa.Table = relation.to_arrow_table()
     except duckdb.Error as e:
         raise QueryError(f"SQL: {' '.join(str(e).split())[:400]}") from e

@@ -229,7 +229,9 @@ class ClipReader:
         where = f"clip {clip.clip_key}: its frames row (part {ref.part}, row {ref.row_id})"
         if self._parts.take(ref.part, [ref.row_id], ["item_key"]).num_rows == 0:
             raise BadSample(f"{where} is gone") from error
-        if isinstance(error, ValueError):  # Lance's "invalid user input": the range does not fit the blob
+        if isinstance(error, ValueError) or "fill whole buffer" in str(
+            error
+        ):  # a blob file cut short, or Lance's "invalid user input": the range does not fit the blob
             raise BadSample(f"{where} does not hold bytes {ref.offset}+{ref.length}: {_first_line(error)}") from error
 
     def _pick(self, clip: ClipRef, ranges: list[bytes], wanted: Sequence[int], num_frames: int | None) -> EncodedClip:

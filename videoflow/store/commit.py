@@ -25,6 +25,8 @@ from videoflow.store.layout import Root, staging_prefix
 from videoflow.store.ledger import ItemResult, Ledger
 from videoflow.store.writer import Target, open_table, storage_failure
 
+#: Item keys asked for in one filter.
+KEYS_AT_ONCE = 1000
 UNITS_PROPERTY = "videoflow.units"
 
 
@@ -82,6 +84,7 @@ class Committer:
         self._root = root
         self._ledger = ledger
         self._committed: dict[tuple[str, str], set[str]] = {}
+        self._own_version: dict[str, int] = {}  # of a table, right after our own last commit to it
 
     def recover(self, stage: str, fingerprint: str) -> int:
         """Commit what other processes staged and left behind; how many records there were."""
@@ -125,25 +128,35 @@ class Committer:
                 # A commit from before the record was staged is of an earlier unit with the same items (a retry).
                 if unit in wanted and version > wanted[unit].target.since_version:
                     late.append(wanted.pop(unit))
-            self._drop_doubles(target, wanted)
+            self._drop_doubles(target, wanted, dataset)
             fragments = [FragmentMetadata.from_json(f) for r in wanted.values() for f in r.fragments]
-            if not fragments or self._swap(dataset, fragments, list(wanted)):
+            if not fragments or self._swap(dataset, fragments, list(wanted), target.path):
                 break
         return list(wanted.values()), late
 
-    def _drop_doubles(self, target: Target, wanted: dict[str, UnitRecord]) -> None:
-        """Leave out units any of whose items another unit has brought: the job plans the rest of them anew."""
+    def _drop_doubles(self, target: Target, wanted: dict[str, UnitRecord], dataset: lance.LanceDataset) -> None:
+        """Leave out units any of whose items another unit has brought: the job plans the rest of them anew.
+
+        The ledger is behind the table between another committer's swap and its append, so where the table was changed
+        by others, the very version that is about to be swapped is asked.
+        """
         if not wanted:
             return
         states = self._ledger.states(target.stage, target.fingerprint)
         taken: set[str] = {k for k, row in states.items() if row.state != "quarantined"}
+        if self._own_version.get(target.path) != dataset.version:
+            mine = sorted({i.item_key for r in wanted.values() for i in r.items if i.rows})
+            for at in range(0, len(mine), KEYS_AT_ONCE):
+                some = ", ".join(f"'{k}'" for k in mine[at : at + KEYS_AT_ONCE])
+                found = dataset.to_table(columns=["item_key"], filter=f"item_key IN ({some})")
+                taken.update(found["item_key"].to_pylist())
         for unit, record in list(wanted.items()):
             keys = {i.item_key for i in record.items if i.rows}
             if keys & taken:
                 del wanted[unit]
             taken |= keys
 
-    def _swap(self, dataset: lance.LanceDataset, new: list[FragmentMetadata], units: list[str]) -> bool:
+    def _swap(self, dataset: lance.LanceDataset, new: list[FragmentMetadata], units: list[str], path: str) -> bool:
         old = [f.metadata for f in dataset.get_fragments()]
         operation = lance.LanceOperation.Merge(old + new, dataset.lance_schema)
         transaction = lance.Transaction(
@@ -152,7 +165,7 @@ class Committer:
             transaction_properties={UNITS_PROPERTY: json.dumps(units)},
         )
         try:
-            lance.LanceDataset.commit(
+            committed = lance.LanceDataset.commit(
                 dataset.uri,
                 transaction,
                 max_retries=0,
@@ -163,6 +176,7 @@ class Committer:
             return False
         except OSError as e:
             raise storage_failure(f"cannot commit to {dataset.uri}", e) from e
+        self._own_version[path] = committed.version
         return True
 
     def _units_in_transactions(self, dataset: lance.LanceDataset, since: int) -> dict[str, int]:

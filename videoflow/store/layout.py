@@ -129,7 +129,9 @@ class Root:
             value = json.loads(data)
         except ValueError as e:
             raise CatalogError(f"{self.uri(path)} is not JSON ({e}); it was not written by videoflow") from e
-        return dict(value)
+        if not isinstance(value, dict):
+            raise CatalogError(f"{self.uri(path)} holds no JSON object; it was not written by videoflow")
+        return value
 
     def put_new(self, path: str, data: bytes) -> bool:
         """Write an object unless one is there (atomic, on every store). False if one was there."""

@@ -77,8 +77,7 @@ def ensure_target(root: Root, *, stage: str, fingerprint: str, table: str, schem
     """The open part of an artifact table, made if there is none; a full one is closed and its next part begun."""
     parts = parts_of(root, table, fingerprint)
     part = parts[-1] if parts else 0
-    if not parts:
-        create_table(root, part_path(table, fingerprint, part), schema)
+    create_table(root, part_path(table, fingerprint, part), schema)  # a no-op once its first manifest is there
     dataset = open_table(root, part_path(table, fingerprint, part))
     if len(dataset.get_fragments()) >= MAX_FRAGMENTS:
         part += 1
