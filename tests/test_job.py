@@ -268,3 +268,43 @@ def test_splits_are_stable_and_follow_the_shares() -> None:
     assert splits == [split_of(k, dict(shares)) for k in keys]
     for name, share in shares.items():
         assert splits.count(name) / len(keys) == pytest.approx(share, abs=0.01)
+
+
+def test_a_lost_frame_cache_is_made_again_and_the_version_heals(videos: Path, tmp_path: Path) -> None:
+    root = tmp_path / "cat"
+    first = run_job(CHEAP, [videos], root)
+    shutil.rmtree(root / "frames")
+    second = run_job(CHEAP, [videos], root)
+    assert second.decoded_videos == 6
+    version = videoflow.open(str(root)).version("x")
+    assert version.num_clips == first.clips
+    with version.loader(batch_size=4, frames=4, fps=8, size=64, epochs=1, tail="pad") as loader:
+        assert sum(int(b["valid"].sum()) for b in loader) == first.clips
+
+
+def test_a_source_that_changed_under_the_job_is_tried_by_the_next(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from videoflow.errors import MediaError
+    from workers import run_unit
+
+    root = tmp_path / "cat"
+
+    def changed(item: object) -> None:
+        raise MediaError("io_error", "the file changed while the job ran; run again")
+
+    with monkeypatch.context() as m:
+        m.setattr(run_unit, "_check_stamp", changed)
+        assert run_job(CHEAP, [videos], root).quarantined == 6
+    summary = run_job(CHEAP, [videos], root)
+    assert (summary.done, summary.quarantined, summary.decoded_videos) == (6, 0, 6)
+
+
+def test_a_frame_that_is_shown_for_hours_is_looked_at_once(tmp_path: Path) -> None:
+    source = "testsrc=s=64x48:r=1/7200:d=21600"
+    command = ["ffmpeg", "-v", "error", "-f", "lavfi", "-i", source, "-pix_fmt", "yuv420p", str(tmp_path / "slow.mp4")]
+    subprocess.run(command, check=True)
+    summary = run_job(RECIPE.with_settings(["clips.by=shots"]), [tmp_path / "slow.mp4"], tmp_path / "cat")
+    assert (summary.done, summary.quarantined) == (1, 0)
+    (part,) = (tmp_path / "cat" / "embeddings").glob("*/part-*.lance")
+    assert set(lance.dataset(str(part)).to_table()["num_frames"].to_pylist()) == {1}

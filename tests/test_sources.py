@@ -120,3 +120,20 @@ def test_manifests_that_make_no_sense_are_named(tmp_path: Path, text: str, says:
 def test_credentials_and_queries_are_not_shown() -> None:
     assert printable("https://user:secret@host/a.mp4?token=x#y") == "https://host/a.mp4"
     assert printable("s3://bucket/a b.mp4") == "s3://bucket/a b.mp4"
+
+
+def test_pipes_and_links_to_themselves_stop_nothing(tmp_path: Path, clip: Path) -> None:
+    (tmp_path / "a.mp4").write_bytes(clip.read_bytes())
+    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "pipe.mp4")
+    (tmp_path / "loop.mp4").symlink_to("loop.mp4")
+    found = {Path(f.uri).name: f.problem for f in scan([str(tmp_path), str(tmp_path / "*")]).files}
+    assert found["a.mp4"] is None
+    assert found["pipe.mp4"] and found["loop.mp4"]
+
+
+@pytest.mark.parametrize("column", ["a.b", "_rowid", ""])
+def test_columns_that_no_table_can_have_are_named_before_any_work(tmp_path: Path, column: str) -> None:
+    (tmp_path / "m.csv").write_text(f"uri,{column}\na.mp4,1\n")
+    with pytest.raises(SourceError, match="column"):
+        scan([str(tmp_path / "m.csv")])

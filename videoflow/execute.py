@@ -97,7 +97,7 @@ class Execution:
             self._engine.close()
 
     def recover(self) -> None:
-        """Commit what earlier runs staged and left; take back answers whose table is gone."""
+        """Commit what earlier runs left staged; take back answers whose table is gone or whose source was unread."""
         for b in self._plan.built:
             if lost := self._plan.lost[b.key]:
                 why = f"the table {b.table}/{b.fingerprint} is gone"
@@ -105,6 +105,10 @@ class Execution:
                 self._progress.note(f"{b.key}: {len(lost)} results are computed again, {why}")
             if self._committer.recover(b.name, b.fingerprint):
                 self._progress.note(f"{b.key}: took over units that an earlier run had left")
+                self._plan.refresh(b.key)
+            if unread := self._plan.unread(b):
+                why = "the source could not be read; every run tries it again"
+                self._plan.ledger.reopen(b.name, b.fingerprint, unread, why=why, job=self._job)
                 self._plan.refresh(b.key)
 
     def decode(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any
 
@@ -61,7 +60,6 @@ class Plan:
         self._states: dict[str, dict[str, LedgerRow]] = {}
         #: Answers that count for nothing, since somebody removed the table that their rows were in; by stage.
         self.lost: dict[str, list[LedgerRow]] = {}
-        self._began = datetime.now(UTC)
         self.refresh()
 
     def refresh(self, *keys: str) -> None:
@@ -71,11 +69,14 @@ class Plan:
                 self.lost[b.key] = [] if self.parts(b) else [r for r in states.values() if r.rows]
                 for row in self.lost[b.key]:
                     del states[row.item_key]
-                if isinstance(b.stage, PassConsumer):
-                    # A source that could not be read says nothing about the content it is keyed by: every run tries
-                    # it once more.
-                    states = {k: r for k, r in states.items() if r.reason != "io_error" or r.at >= self._began}
                 self._states[b.key] = states
+
+    def unread(self, built: BuiltStage) -> list[LedgerRow]:
+        """Results of a pass that say the source could not be read: nothing about the content they are keyed by."""
+        if not isinstance(built.stage, PassConsumer):
+            return []
+        rows = (self.state(built, self.pass_key(built, key)) for key in self.videos)
+        return [r for r in rows if r is not None and r.state == QUARANTINED and r.reason == "io_error"]
 
     # -- stages by kind ----------------------------------------------------------------------------------------------
 

@@ -190,3 +190,15 @@ def test_failures_are_recorded_without_rows(root: Root) -> None:
     row = Ledger(root).states(STAGE, FP)["a"]
     assert (row.state, row.reason, row.rows) == ("quarantined", "empty", 0)
     assert keys_in(root, target) == []
+
+
+def test_an_overlap_is_seen_before_the_other_has_written_its_ledger(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = target_of(root)
+    mine, theirs = write_unit(root, target, ["a", "b"]), write_unit(root, target, ["b", "c"])
+    with monkeypatch.context() as m:
+        m.setattr(Ledger, "append", lambda *args, **kwargs: None)  # swapped, not yet in the ledger
+        committer(root).commit([theirs])
+    committer(root).commit([mine])
+    assert keys_in(root, target) == ["b", "c"]
