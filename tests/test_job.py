@@ -285,13 +285,13 @@ def test_a_lost_frame_cache_is_made_again_and_the_version_heals(videos: Path, tm
 def test_a_source_that_changed_under_the_job_is_tried_by_the_next(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from videoflow.errors import MediaError
+    from videoflow.errors import MOVED_UNDER_THE_JOB, MediaError
     from workers import run_unit
 
     root = tmp_path / "cat"
 
     def changed(item: object) -> None:
-        raise MediaError("io_error", "the file changed while the job ran; run again")
+        raise MediaError("io_error", f"{MOVED_UNDER_THE_JOB}; run again")
 
     with monkeypatch.context() as m:
         m.setattr(run_unit, "_check_stamp", changed)

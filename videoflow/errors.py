@@ -45,6 +45,11 @@ QUARANTINE_CLASSES: dict[str, str] = {
 }
 
 
+#: How the message of an io_error begins whose source was moved or changed under the job: it says nothing about the
+#: content it is keyed by, so the next run looks again.
+MOVED_UNDER_THE_JOB = "the source changed or went away while the job ran"
+
+
 class VideoflowError(Exception):
     """Base of all errors videoflow raises on purpose; the command line prints it as one line."""
 

@@ -107,7 +107,7 @@ class Execution:
                 self._progress.note(f"{b.key}: took over units that an earlier run had left")
                 self._plan.refresh(b.key)
             if unread := self._plan.unread(b):
-                why = "the source could not be read; every run tries it again"
+                why = "the source was moved under an earlier job"
                 self._plan.ledger.reopen(b.name, b.fingerprint, unread, why=why, job=self._job)
                 self._plan.refresh(b.key)
 

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from videoflow.dataset.assemble import CachedClip, cached_videos, clip_rows, distinct_frames, place_clip
-from videoflow.errors import RecipeError
+from videoflow.errors import MOVED_UNDER_THE_JOB, RecipeError
 from videoflow.fingerprint import clip_item_key, pass_item_key, video_item_key
 from videoflow.history import StageHistory, Wanted
 from videoflow.keys import digest
@@ -72,11 +72,12 @@ class Plan:
                 self._states[b.key] = states
 
     def unread(self, built: BuiltStage) -> list[LedgerRow]:
-        """Results of a pass that say the source could not be read: nothing about the content they are keyed by."""
+        """Results of a pass whose source was moved under the job: nothing about the content they are keyed by."""
         if not isinstance(built.stage, PassConsumer):
             return []
         rows = (self.state(built, self.pass_key(built, key)) for key in self.videos)
-        return [r for r in rows if r is not None and r.state == QUARANTINED and r.reason == "io_error"]
+        bad = [r for r in rows if r is not None and r.state == QUARANTINED]
+        return [r for r in bad if (r.message or "").startswith(MOVED_UNDER_THE_JOB)]
 
     # -- stages by kind ----------------------------------------------------------------------------------------------
 

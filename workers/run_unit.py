@@ -20,7 +20,7 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-from videoflow.errors import BadSample, MediaError
+from videoflow.errors import MOVED_UNDER_THE_JOB, BadSample, MediaError
 from videoflow.fingerprint import pass_item_key
 from videoflow.loader.engine_cpu import CpuEngine
 from videoflow.loader.reader import ClipReader
@@ -264,9 +264,9 @@ def _check_stamp(item: DecodeItem) -> None:
     try:
         info = os.stat(item.path)
     except OSError as e:
-        raise MediaError("io_error", f"cannot read the file: {e.strerror}") from e
+        raise MediaError("io_error", f"{MOVED_UNDER_THE_JOB} ({e.strerror}); run again") from e
     if (info.st_size, f"mtime:{info.st_mtime_ns}") != (item.size, item.stamp):
-        raise MediaError("io_error", "the file changed while the job ran; run again")
+        raise MediaError("io_error", f"{MOVED_UNDER_THE_JOB}; run again")
 
 
 def _line(e: BaseException) -> str:
