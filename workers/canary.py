@@ -27,14 +27,16 @@ from blake3 import blake3
 
 from videoflow.errors import MediaError, SystemFailure
 from videoflow.keys import KEY_CHARS, digest
-from workers.decode import decode_pictures
-from workers.jpeg import encode_jpeg
+from workers.decode import cached_pictures
+from workers.jpeg import encode_picture
 
 FOLDER = Path(__file__).parent / "canaries"
 #: Short sides the pictures are asked for at: as stored, by a fraction, by a half. Each is scaled in another way.
 SHORT_SIDES = (256, 36, 24)
 #: Quality the JPEG encoder is tried at: the frame cache's default.
 JPEG_QUALITY = 90
+#: Sizes of small pictures, (width, height): sampled from a plane, scaled.
+SMALL_SIZES = ((12, 9), (48, 27))
 
 
 def canary_paths() -> list[Path]:
@@ -51,7 +53,8 @@ def canary_paths() -> list[Path]:
 
 @functools.cache
 def decoder_identity() -> str:
-    """Key of the pts, pixels and JPEG bytes made of all canary clips; computed once a process.
+    """Key of the pts, pixels (of every kind of picture a consumer may ask for) and JPEG bytes made of all canary clips;
+    computed once a process.
 
     A clip this machine cannot decode counts as such, so that it never shares results with one that can.
     """
@@ -62,10 +65,13 @@ def _digest_of(path: Path) -> str:
     seen = blake3()
     try:
         for short_side in SHORT_SIDES:
-            for pts, rgb in decode_pictures(path, short_side=short_side):
-                seen.update(f"{pts} {rgb.shape}".encode())
-                seen.update(rgb.tobytes())
-                seen.update(encode_jpeg(rgb, JPEG_QUALITY))
+            for pts, picture, size in cached_pictures(path, short_side=short_side):
+                seen.update(f"{pts} {size}".encode())
+                seen.update(picture.rgb(*size).tobytes())
+                seen.update(encode_picture(picture, size, JPEG_QUALITY))
+                for small in SMALL_SIZES:
+                    seen.update(picture.small_rgb(*small).tobytes())
+                    seen.update(picture.luma(*small).tobytes())
     except MediaError as e:
         return e.code
     return seen.hexdigest()[:KEY_CHARS]

@@ -144,10 +144,13 @@ def _first_frame(decoder: Decoder, frame: av.VideoFrame, facts: PassFacts) -> No
     ]
 
 
-def decode_pictures(
+def cached_pictures(
     path: str | Path, *, fps: object = 8, short_side: int = 256, stream: int | None = None
-) -> Iterator[tuple[int, np.ndarray]]:
-    """(pts, upright RGB uint8 (h, w, 3)) of every frame the cache would keep, before JPEG, damaged ones included."""
+) -> Iterator[tuple[int, Picture, tuple[int, int]]]:
+    """(pts, picture, its (width, height) in the cache) of every frame the cache would keep, damaged ones included.
+
+    A picture is only valid until the next one.
+    """
     rate = parse_rate(fps)
     grid: Grid | None = None
     size: tuple[int, int] | None = None
@@ -157,4 +160,12 @@ def decode_pictures(
                 grid = Grid(shown.pts, decoder.time_base, rate)
                 size = shown.picture.geometry.fit_short_side(short_side)
             if grid.is_kept(shown.pts, shown.next_pts):
-                yield shown.pts, shown.picture.rgb(*size)
+                yield shown.pts, shown.picture, size
+
+
+def decode_pictures(
+    path: str | Path, *, fps: object = 8, short_side: int = 256, stream: int | None = None
+) -> Iterator[tuple[int, np.ndarray]]:
+    """(pts, upright RGB uint8 (h, w, 3)) of every frame the cache would keep, before JPEG, damaged ones included."""
+    for pts, picture, size in cached_pictures(path, fps=fps, short_side=short_side, stream=stream):
+        yield pts, picture.rgb(*size)

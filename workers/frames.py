@@ -20,7 +20,7 @@ from videoflow.store import schemas
 from videoflow.store.blobs import pack_records
 from videoflow.timeline import Grid, chunk_of, parse_rate
 from workers.canary import decoder_identity
-from workers.jpeg import encode_jpeg
+from workers.jpeg import encode_picture
 
 
 class FramesParams(StageParams):
@@ -45,7 +45,7 @@ class Frames(PassConsumer):
     """Encodes grid frames and hands over one row a chunk."""
 
     name: ClassVar[str] = "frames"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     table: ClassVar[str] = "frames"
     Params: ClassVar[type[StageParams]] = FramesParams
 
@@ -75,7 +75,7 @@ class Frames(PassConsumer):
         if chunk != self._chunk:
             yield from self._flush()
             self._chunk = chunk
-        self._held.append((frame.pts, encode_jpeg(frame.picture.rgb(*self._size), self.params.quality)))
+        self._held.append((frame.pts, encode_picture(frame.picture, self._size, self.params.quality)))
 
     def finish(self, summary: VideoSummary) -> Product:
         rows = list(self._flush())

@@ -72,7 +72,7 @@ class Quality(PassConsumer):
     """Measures every grid frame; one row a video."""
 
     name: ClassVar[str] = "quality"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     table: ClassVar[str] = "quality"
     Params: ClassVar[type[StageParams]] = QualityParams
 

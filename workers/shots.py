@@ -25,6 +25,8 @@ from workers.machine import has_gpu
 WIDTH, HEIGHT = 48, 27
 #: OpenCV's 8-bit hue goes round in 180 steps.
 HUE_TURN = 180
+#: Distance by absolute difference, for each channel: of hues the way round the circle that is shorter, else the same.
+_DISTANCE = np.stack([[min(d, abs(HUE_TURN - d)), d, d] for d in range(256)]).astype(np.uint8)[None]
 #: Frames on either side whose jumps make the neighbourhood (``window_width`` of PySceneDetect's AdaptiveDetector).
 NEIGHBOURS = 2
 #: Thousandths of three channels of 255 over all pixels make a score of 1000.
@@ -67,10 +69,7 @@ class HsvScorer:
 
 def _jump(a: np.ndarray, b: np.ndarray) -> int:
     """Sum over pixels and channels of the differences of two HSV pictures."""
-    difference = cv2.absdiff(a, b)
-    hue = difference[..., 0]
-    around = np.minimum(hue, HUE_TURN - hue)
-    return int(difference[..., 1:].sum(dtype=np.int64)) + int(around.sum(dtype=np.int64))
+    return int(sum(cv2.sumElems(cv2.LUT(cv2.absdiff(a, b), _DISTANCE))))
 
 
 def _score(step: list[int], leap: list[int], i: int) -> int:
@@ -117,7 +116,7 @@ class Shots(PassConsumer):
     """
 
     name: ClassVar[str] = "shots"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     table: ClassVar[str] = "shots"
     Params: ClassVar[type[StageParams]] = ShotsParams
 

@@ -11,6 +11,7 @@ import av
 import numpy as np
 import pytest
 
+from videoflow.media.picture import Picture
 from workers import canary
 from workers.canary import canary_paths, decoder_identity
 from workers.decode import decode_pictures
@@ -66,13 +67,14 @@ def test_one_pixel_changes_the_identity(monkeypatch: pytest.MonkeyPatch) -> None
     before = decoder_identity()
     decoder_identity.cache_clear()
 
-    def other(path: Any, **options: Any) -> Iterator[tuple[int, np.ndarray]]:
-        for pts, rgb in decode_pictures(path, **options):
-            changed = rgb.copy()
-            changed[0, 0, 0] ^= 1
-            yield pts, changed
+    rgb = Picture.rgb
 
-    monkeypatch.setattr(canary, "decode_pictures", other)
+    def other(self: Picture, width: int, height: int) -> np.ndarray:
+        changed = rgb(self, width, height).copy()
+        changed[0, 0, 0] ^= 1
+        return changed
+
+    monkeypatch.setattr(Picture, "rgb", other)
     assert decoder_identity() != before
 
 
@@ -80,8 +82,18 @@ def test_one_pixel_changes_the_identity(monkeypatch: pytest.MonkeyPatch) -> None
 def test_another_jpeg_encoder_changes_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     before = decoder_identity()
     decoder_identity.cache_clear()
-    encode = canary.encode_jpeg
-    monkeypatch.setattr(canary, "encode_jpeg", lambda rgb, quality: encode(rgb, quality) + b"\0")
+    encode = canary.encode_picture
+    monkeypatch.setattr(canary, "encode_picture", lambda *picture: encode(*picture) + b"\0")
+    assert decoder_identity() != before
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("kind", ["small_rgb", "luma"])
+def test_small_pictures_are_part_of_the_identity(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    before = decoder_identity()
+    decoder_identity.cache_clear()
+    made = getattr(Picture, kind)
+    monkeypatch.setattr(Picture, kind, lambda self, width, height: made(self, width, height) ^ 1)
     assert decoder_identity() != before
 
 

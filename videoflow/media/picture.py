@@ -1,14 +1,14 @@
 """From a decoded frame to pictures: upright, square pixels, the size asked for, RGB.
 
 8-bit 4:2:0 is scaled on the decoder's own planes before colour conversion (the fast path). Every other pixel format,
-and a picture that keeps its size, is converted to RGB at full size by swscale and scaled by area after. Colour follows
-the tags; untagged is BT.601 as in FFmpeg.
+and a picture that keeps its size, is converted to RGB at full size by swscale and scaled after. Scaling goes by halves
+that all consumers of a frame share, then one step for the rest. Colour follows the tags; untagged is BT.601 as in
+FFmpeg.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -27,6 +27,10 @@ _KR_KB = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627, 0
 _BT601 = (0.299, 0.114)
 #: Luma 16…235 to 0…255, clipped, rounded half up in integers.
 _LIMITED_TO_FULL = np.array([min(255, max(0, ((y - 16) * 510 + 219) // 438)) for y in range(256)], np.uint8)
+#: Chroma 16…240 to 0…255 around 128, clipped, rounded half up in integers.
+_LIMITED_TO_FULL_CHROMA = np.array(
+    [min(255, max(0, 128 + ((c - 128) * 510 + 224) // 448)) for c in range(256)], np.uint8
+)
 _SWS_COLORSPACE: dict[int, str | int] = {1: "ITU709", 4: "FCC", 7: "SMPTE240M", 9: 9, 10: 9}
 
 
@@ -119,24 +123,74 @@ def plane_array(plane: Any, width: int, height: int) -> np.ndarray:
     return np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)[:height, :width]
 
 
-def shrink(plane: np.ndarray, width: int, height: int) -> np.ndarray:
-    """Area scaling of a plane (h, w) or picture (h, w, c) uint8 to (height, width).
+def halve(plane: np.ndarray) -> np.ndarray:
+    """Means of 2 × 2 pixels, rounded half up, of a plane (h, w) or picture (h, w, c) uint8.
 
-    A large reduction is done by whole factors first (exact area means, fast), the rest by area again.
+    An odd last row or column is left out.
+    """
+    h, w = plane.shape[0] // 2, plane.shape[1] // 2
+    even = plane[: 2 * h, : 2 * w]
+    return np.asarray(cv2.resize(even, (w, h), interpolation=cv2.INTER_AREA))
+
+
+def resize(plane: np.ndarray, width: int, height: int) -> np.ndarray:
+    """A plane (h, w) or picture (h, w, c) uint8 at (height, width), close to area scaling and several times faster.
+
+    Linear while no side shrinks to 2/3 or less; to no less than a half, linear at twice the size asked for, then
+    halved; by area below that.
     """
     h, w = plane.shape[:2]
     if (w, h) == (width, height):
         return plane
-    fx, fy = w // width, h // height
-    if min(fx, fy) >= 2 and not (w % fx or h % fy):
-        plane = cv2.resize(plane, (w // fx, h // fy), interpolation=cv2.INTER_AREA)
-        if plane.shape[:2] == (height, width):
-            return plane
-    return cv2.resize(plane, (width, height), interpolation=_kernel(plane.shape, width, height))
+    if 2 * w < 3 * width and 2 * h < 3 * height:
+        return np.asarray(cv2.resize(plane, (width, height), interpolation=cv2.INTER_LINEAR))
+    if w <= 2 * width and h <= 2 * height:
+        return halve(resize(plane, 2 * width, 2 * height))
+    return np.asarray(cv2.resize(plane, (width, height), interpolation=cv2.INTER_AREA))
 
 
-def _kernel(shape: Sequence[int], width: int, height: int) -> int:
-    return cv2.INTER_AREA if shape[1] >= width and shape[0] >= height else cv2.INTER_LINEAR
+class Pyramid:
+    """A plane or picture and its halves, each made when it is first asked for."""
+
+    def __init__(self, plane: np.ndarray) -> None:
+        self._levels = [plane]
+
+    def scaled(self, width: int, height: int) -> np.ndarray:
+        """At (height, width): halved while it has even sides and at least twice this size, the rest by `resize`."""
+        return resize(self._smallest(width, height), width, height)
+
+    def scaled_by(self, x: float, y: float) -> np.ndarray | None:
+        """By factors whose result is no whole number of pixels: its last row and column then lie half outside. None
+        where too much is left to shrink after halving for linear scaling to be near area scaling.
+        """
+        h, w = self._levels[0].shape[:2]
+        level = self._smallest(max(1, round(w * x)), max(1, round(h * y)))
+        fx, fy = x * w / level.shape[1], y * h / level.shape[0]
+        if min(fx, fy) <= 2 / 3:
+            return None
+        more = 1 + 1e-9  # so that halves are rounded up
+        return np.asarray(cv2.resize(level, None, fx=fx * more, fy=fy * more, interpolation=cv2.INTER_LINEAR))
+
+    def sampled(self, width: int, height: int) -> np.ndarray:
+        """At (height, width), each pixel the mean of four evenly spread samples where the plane is four times as large.
+
+        A sample is bilinear, of four neighbours; most of the plane is never read, which costs more than adding it up.
+        """
+        plane = self._levels[0]
+        if min(plane.shape[1] // width, plane.shape[0] // height) < 4:
+            return self.scaled(width, height)
+        return halve(cv2.resize(plane, (2 * width, 2 * height), interpolation=cv2.INTER_LINEAR))
+
+    def _smallest(self, width: int, height: int) -> np.ndarray:
+        """The smallest level reached over even sides that is at least this size."""
+        level = 0
+        while True:
+            h, w = self._levels[level].shape[:2]
+            if w < 2 * width or h < 2 * height or w % 2 or h % 2:
+                return self._levels[level]
+            level += 1
+            if level == len(self._levels):
+                self._levels.append(halve(self._levels[-1]))
 
 
 @lru_cache(maxsize=32)
@@ -158,6 +212,7 @@ class Picture:
     def __init__(self, frame: av.VideoFrame, geometry: Geometry) -> None:
         self._frame = frame
         self._geometry = geometry
+        self._pyramids: tuple[Pyramid, ...] | None = None
         self._small: dict[tuple[str, int, int], np.ndarray] = {}
 
     @property
@@ -184,11 +239,41 @@ class Picture:
         w, h = (height, width) if turn.transpose else (width, height)
         return turn.apply(self._stored_rgb(w, h))
 
+    def jpeg_planes(self, width: int, height: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Upright Y, Cb and Cr as JPEG stores them (BT.601, full range, 4:2:0), uint8: Y (height, width), Cb and Cr
+        half of it rounded up. None where only the way through `rgb` is right: other matrices, other formats, turned
+        pictures, pictures that keep their size, odd sizes that halving does not come near.
+        """
+        stored_w, stored_h = self.stored_size
+        is_direct = (
+            self.is_fast
+            and int(self._frame.colorspace) not in _KR_KB
+            and self._geometry.orientation == Orientation()
+            and width < stored_w
+            and height < stored_h
+        )
+        if not is_direct:
+            return None
+        y, u, v = self._planes()
+        if any(side % 2 for side in (stored_w, stored_h, width, height)):
+            cb, cr = (chroma.scaled_by(width / stored_w, height / stored_h) for chroma in (u, v))
+        else:
+            cb, cr = (chroma.scaled(width // 2, height // 2) for chroma in (u, v))
+        if cb is None or cr is None:
+            return None
+        luma = y.scaled(width, height)
+        if not self._is_full_range:
+            luma = cv2.LUT(luma, _LIMITED_TO_FULL)
+            cb, cr = (cv2.LUT(chroma, _LIMITED_TO_FULL_CHROMA) for chroma in (cb, cr))
+        return luma, cb, cr
+
     def small_rgb(self, width: int, height: int) -> np.ndarray:
-        """Stretched small RGB picture in stored orientation, uint8 (height, width, 3)."""
+        """Stretched small RGB picture in stored orientation, uint8 (height, width, 3), made from samples of large
+        ones: for detectors, which look at every frame.
+        """
         key = ("rgb", width, height)
         if key not in self._small:
-            self._small[key] = self._stored_rgb(width, height)
+            self._small[key] = self._to_rgb([p.sampled(width, height) for p in self._planes()])
         return self._small[key]
 
     def luma(self, width: int, height: int) -> np.ndarray:
@@ -198,7 +283,7 @@ class Picture:
         key = ("luma", width, height)
         if key not in self._small:
             if self.is_fast:
-                luma = shrink(self._planes()[0], width, height)
+                luma = self._planes()[0].scaled(width, height)
                 if not self._is_full_range:
                     luma = cv2.LUT(luma, _LIMITED_TO_FULL)
                 self._small[key] = luma
@@ -206,17 +291,30 @@ class Picture:
                 self._small[key] = cv2.cvtColor(self._stored_rgb(width, height), cv2.COLOR_RGB2GRAY)
         return self._small[key]
 
-    def _planes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        w, h = self.stored_size
-        cw, ch = (w + 1) // 2, (h + 1) // 2
-        y, u, v = self._frame.planes
-        return plane_array(y, w, h), plane_array(u, cw, ch), plane_array(v, cw, ch)
+    def _planes(self) -> tuple[Pyramid, ...]:
+        """Pyramids of Y, Cb and Cr where the format is fast, else one of the RGB picture."""
+        if self._pyramids is None:
+            if self.is_fast:
+                w, h = self.stored_size
+                y, u, v = self._frame.planes
+                cw, ch = (w + 1) // 2, (h + 1) // 2
+                sizes = ((y, w, h), (u, cw, ch), (v, cw, ch))
+                self._pyramids = tuple(Pyramid(plane_array(*plane)) for plane in sizes)
+            else:
+                self._pyramids = (Pyramid(self._full_rgb()),)
+        return self._pyramids
 
     def _stored_rgb(self, width: int, height: int) -> np.ndarray:
-        if self.is_fast and (width, height) != self.stored_size:
-            yuv = cv2.merge([shrink(p, width, height) for p in self._planes()])
-            return np.asarray(cv2.transform(yuv, yuv_to_rgb_matrix(int(self._frame.colorspace), self._is_full_range)))
-        return shrink(self._full_rgb(), width, height)
+        if self.is_fast and (width, height) == self.stored_size:
+            return self._full_rgb()
+        return self._to_rgb([p.scaled(width, height) for p in self._planes()])
+
+    def _to_rgb(self, planes: list[np.ndarray]) -> np.ndarray:
+        """RGB of scaled planes of one size; what is RGB already stays as it is."""
+        if not self.is_fast:
+            return planes[0]
+        matrix = yuv_to_rgb_matrix(int(self._frame.colorspace), self._is_full_range)
+        return np.asarray(cv2.transform(cv2.merge(planes), matrix))
 
     def _full_rgb(self) -> np.ndarray:
         """RGB at stored size through swscale, uint8 (h, w, 3); alpha dropped."""
