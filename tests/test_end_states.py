@@ -14,6 +14,7 @@ from tests.conftest import read_tsv
 from tests.jobs import run_job
 from videoflow import recipe as recipes
 from videoflow.dataset.catalog import Catalog
+from videoflow.testing import read_barcode
 
 INDEX = read_tsv("INDEX.tsv")
 CLASSES = {
@@ -105,7 +106,7 @@ def test_barcodes_through_the_loader(catalog_of_hard_files: Catalog, name: str) 
             ):
                 rate = 25 if "keyframe" in name else 30 if "hole" in name else 30000 / 1001
                 if valid:
-                    assert videoflow.testing.read_barcode(picture) == round(seconds * rate)
+                    assert read_barcode(picture) == round(seconds * rate)
                     seen += 1
             assert clip["t0_us"] <= round(batch["pts_seconds"][0, 0].item() * 1e6) < clip["t1_us"]
     assert seen > 20
