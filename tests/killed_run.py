@@ -14,7 +14,7 @@ from typing import Any
 from videoflow.cli import main
 from videoflow.store import commit, ledger
 from videoflow.store.layout import Root
-from workers import run_unit
+from workers import write_unit
 
 
 def _die_at(nth: int) -> Callable[[], None]:
@@ -50,8 +50,8 @@ def _staging(root: Root, path: str, *rest: Any) -> bool:
 
 
 POINTS: dict[str, tuple[Any, str, bool, Any]] = {
-    "before-write": (run_unit, "write_rows", True, None),
-    "after-write": (run_unit, "write_rows", False, None),
+    "before-write": (write_unit, "write_rows", True, None),
+    "after-write": (write_unit, "write_rows", False, None),
     "after-stage": (Root, "put_new", False, _staging),
     "before-swap": (commit.Committer, "_swap", True, None),
     "after-swap": (commit.Committer, "_swap", False, None),

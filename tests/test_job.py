@@ -286,7 +286,7 @@ def test_a_source_that_changed_under_the_job_is_tried_by_the_next(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from videoflow.errors import MOVED_UNDER_THE_JOB, MediaError
-    from workers import run_unit
+    from workers import fetch
 
     root = tmp_path / "cat"
 
@@ -294,7 +294,7 @@ def test_a_source_that_changed_under_the_job_is_tried_by_the_next(
         raise MediaError("io_error", f"{MOVED_UNDER_THE_JOB}; run again")
 
     with monkeypatch.context() as m:
-        m.setattr(run_unit, "_check_stamp", changed)
+        m.setattr(fetch, "_check_stamp", changed)
         assert run_job(CHEAP, [videos], root).quarantined == 6
     summary = run_job(CHEAP, [videos], root)
     assert (summary.done, summary.quarantined, summary.decoded_videos) == (6, 0, 6)

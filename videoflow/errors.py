@@ -140,3 +140,8 @@ class MediaError(VideoflowError):
 
 class BadSample(VideoflowError):
     """A stored sample that is damaged for good: it fails its CRC, does not decode, or its row is gone."""
+
+
+def first_line(e: BaseException) -> str:
+    """The first line of an error's text, of a bounded length: what fits into a message of one line."""
+    return (str(e).splitlines() or [""])[0][:200]

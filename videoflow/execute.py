@@ -14,8 +14,9 @@ from typing import Any, Protocol
 from videoflow.dataset.assemble import CachedClip
 from videoflow.errors import EXIT_OK
 from videoflow.history import write_note
-from videoflow.plan import FRAMES, Plan
+from videoflow.plan import FRAMES, Plan, VideoSource
 from videoflow.recipe import BuiltStage
+from videoflow.split import LongVideos
 from videoflow.store.commit import Committer
 from videoflow.store.writer import ensure_target
 from videoflow.unit import Engine, StageWork, Unit, UnitReport, make_engine
@@ -88,6 +89,7 @@ class Execution:
         self._workers = options.workers or os.cpu_count() or 1
         self._committer = Committer(plan.root, plan.ledger)
         self._engine: Engine | None = None
+        self._long = LongVideos(self._workers * UNITS_PER_WORKER if self._workers > 1 else 0)
 
     def __enter__(self) -> Execution:
         return self
@@ -116,17 +118,43 @@ class Execution:
         plan = self._plan
         for _ in range(MAX_ROUNDS):
             self._account()
-            units = []
-            for keys, videos in plan.missing_products().items():
-                works = tuple(self._work(b) for b in plan.consumers if b.key in keys)
-                ordered = sorted(videos, key=lambda v: v.video_key)
-                for some in cut(ordered, self._workers, MAX_VIDEOS_PER_UNIT, lambda v: v.size):
-                    items = tuple(v.decode_item for v in some)
-                    units.append(Unit(works, items, plan.root, self._job, plan.recipe.stream))
-            if not units:
+            missing = [
+                (tuple(self._work(b) for b in plan.consumers if b.key in keys), sorted(videos, key=_by_key))
+                for keys, videos in plan.missing_products().items()
+            ]
+            if not missing:
                 return
-            self._execute("decode", units, "videos")
+            self._decode_cut(missing)
+            whole = [
+                self._unit(works, tuple(v.decode_item for v in some))
+                for works, videos in missing
+                for some in cut(self._uncut(videos), self._workers, MAX_VIDEOS_PER_UNIT, lambda v: v.size)
+            ]
+            if whole:
+                self._execute("decode", whole, "videos")
             plan.refresh(*(b.key for b in plan.consumers))
+
+    def _decode_cut(self, missing: Sequence[tuple[tuple[StageWork, ...], list[VideoSource]]]) -> None:
+        """Long videos that can be cut between workers, in parts; `_uncut` leaves them out then."""
+        total = sum(len(videos) for _, videos in missing)
+        looks = [(works, item) for works, videos in missing for item in self._long.to_look_into(works, videos, total)]
+        if not looks:
+            return
+        self._execute("long videos", [self._unit(works, (item,)) for works, item in looks], "videos")
+        parts = [(works, part) for works, item in looks for part in self._long.parts_of(item.video.video_key)]
+        if not parts:
+            return
+        self._execute("decode parts", [self._unit(works, (part,)) for works, part in parts], "parts")
+        by_video = {part.video.video_key: works for works, part in parts}
+        joins = [self._unit(by_video[item.video.video_key], (item,)) for item in self._long.joins()]
+        if joins:
+            self._execute("join parts", joins, "videos")
+
+    def _uncut(self, videos: list[VideoSource]) -> list[VideoSource]:
+        return [v for v in videos if not self._long.was_joined(v.video_key)]
+
+    def _unit(self, works: tuple[StageWork, ...], items: tuple[Any, ...]) -> Unit:
+        return Unit(works, items, self._plan.root, self._job, self._plan.recipe.stream)
 
     def _account(self) -> None:
         """Write down what follows from a quarantined probe, so that every item of every stage has an end."""
@@ -181,8 +209,13 @@ class Execution:
             totals["worker_seconds"] += report.seconds
             s.decoded_videos += report.decoded_videos
             s.frames_decoded += report.frames_decoded
+            self._long.took(report)
             self._progress.advance(stage, report)
         totals["seconds"] += time.monotonic() - began
+
+
+def _by_key(video: VideoSource) -> str:
+    return video.video_key
 
 
 def cut(items: Sequence[Any], workers: int, most: int, weight: Callable[[Any], int]) -> Iterator[list[Any]]:

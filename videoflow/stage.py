@@ -48,12 +48,37 @@ class Resources:
 
 @dataclass(frozen=True)
 class VideoHeader:
-    """What a consumer is told before the first frame of a video."""
+    """What a consumer is told before the first frame of a video.
+
+    ``start_pts``: the video's first shown pts; ``window``: where a long video is cut between workers, the half-open pts
+    interval this pass answers for (no end: to the last frame); frames around it are shown too, see `Margin`.
+    """
 
     video_key: str
     stream: int
     time_base: Fraction
     start_pts: int
+    window: tuple[int, int | None] | None = None
+
+    def owns(self, pts: int) -> bool:
+        """True if this pass answers for the frame of this pts."""
+        if self.window is None:
+            return True
+        t0, t1 = self.window
+        return t0 <= pts and (t1 is None or pts < t1)
+
+
+@dataclass(frozen=True)
+class Margin:
+    """What a consumer must see around a window of a video to say of its frames what it would say after the whole video.
+
+    ``frames``: so many before the window and after it; ``seconds``: so much time before it; windows begin at
+    multiples of ``align_seconds`` after the video's start.
+    """
+
+    frames: int = 0
+    seconds: Fraction = Fraction(0)
+    align_seconds: int = 1
 
 
 @dataclass(frozen=True)
@@ -149,7 +174,12 @@ class Stage(ABC):
 
 
 class PassConsumer(Stage):
-    """Rides the decode pass. For each video: ``begin``, ``see`` every frame in order, ``finish``."""
+    """Rides the decode pass. For each video: ``begin``, ``see`` every frame in order, ``finish``.
+
+    One that has a `margin` may be given a long video in windows, each in a process of its own: it then answers for the
+    frames that ``header.owns``, ``finish`` hands over rows that are final and leaves the rest in ``extra``, and `join`
+    makes the video's product of these.
+    """
 
     @abstractmethod
     def begin(self, video: VideoHeader) -> None: ...
@@ -161,6 +191,16 @@ class PassConsumer(Stage):
     @abstractmethod
     def finish(self, summary: VideoSummary) -> Product:
         """The rest of the video's rows, and the digest over all of its rows."""
+
+    def margin(self) -> Margin | None:
+        """What it needs around a window; None if it must see a video from beginning to end."""
+        return None
+
+    def join(self, parts: Sequence[Product]) -> Product:
+        """The video's product from those of its windows, in order: the rows that are still to be written, and the
+        digest over all of its rows, equal to that of one pass.
+        """
+        raise NotImplementedError(f"stage {self.name} has a margin but no join")
 
 
 class VideoStage(Stage):

@@ -43,6 +43,65 @@ class DecodeItem:
 
 
 @dataclass(frozen=True)
+class SplitItem:
+    """A long video to look into: where it may be cut into at most ``most`` parts of at least ``min_seconds``."""
+
+    video: DecodeItem
+    most: int
+    min_seconds: float
+
+
+@dataclass(frozen=True)
+class VideoPart:
+    """A part of a long video: it answers for the frames of a half-open window of pts (no end: to the last frame).
+
+    ``keyframe_pts``: of the keyframe where decoding begins (None: at the beginning); ``start_pts``: of the whole
+    video.
+    """
+
+    number: int
+    window: tuple[int, int | None]
+    start_pts: int
+    keyframe_pts: int | None
+
+    def owns(self, pts: int) -> bool:
+        return self.window[0] <= pts and (self.window[1] is None or pts < self.window[1])
+
+
+@dataclass(frozen=True)
+class PartItem:
+    """A part of a video to decode."""
+
+    video: DecodeItem
+    part: VideoPart
+
+
+@dataclass(frozen=True)
+class PartResult:
+    """What came of a part: rows that are written already (``fragments`` by stage name), and what their stages need to
+    join it with the others.
+    """
+
+    video_key: str
+    number: int
+    stream: int
+    columns: dict[str, Any]
+    pts: list[int]
+    end_pts: int | None
+    extras: dict[str, dict[str, Any]]
+    fragments: dict[str, tuple[str, ...]]
+    rows: dict[str, int]
+
+
+@dataclass(frozen=True)
+class JoinItem:
+    """A video whose parts are all there, in order."""
+
+    video: DecodeItem
+    parts: tuple[PartResult, ...]
+
+
+@dataclass(frozen=True)
 class RowsItem:
     """A video whose rows a VideoStage works on; ``inputs``: item key by input stage name."""
 
@@ -71,7 +130,7 @@ class Unit:
 
     Attributes:
         works: the stages; several only for a decode pass.
-        items: DecodeItem, RowsItem or ClipItem, all of one kind.
+        items: DecodeItem, SplitItem, PartItem, JoinItem, RowsItem or ClipItem, all of one kind.
         stream: the recipe's choice of stream (decode pass only).
         tables: paths below the root of the parts of the tables that are read, by stage name.
     """
@@ -86,7 +145,11 @@ class Unit:
 
 @dataclass(frozen=True)
 class UnitReport:
-    """What a worker hands back: staged records and counts."""
+    """What a worker hands back: staged records and counts.
+
+    ``splits``: parts by video key, empty where a video cannot be cut; ``parts``: decoded parts; ``unfit``: videos that
+    must be decoded unsplit after all, and why.
+    """
 
     records: tuple[UnitRecord, ...]
     items: int
@@ -94,6 +157,9 @@ class UnitReport:
     decoded_videos: int = 0
     frames_decoded: int = 0
     seconds: float = 0.0
+    splits: dict[str, tuple[VideoPart, ...]] = field(default_factory=dict)
+    parts: tuple[PartResult, ...] = ()
+    unfit: dict[str, str] = field(default_factory=dict)
 
 
 class Engine(Protocol):

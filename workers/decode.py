@@ -60,25 +60,38 @@ def run_pass(
     failures: dict[str, MediaError] = {}
     with open_decoder(path, stream) as decoder:
         live = list(consumers)
-        for shown in _shown_frames(decoder, facts, video_key, live, failures):
-            for consumer in live:
-                if consumer.name not in failures:
-                    _feed(consumer, shown, sink, failures)
+        for shown in shown_frames(decoder, facts, video_key, live):
+            show(shown, live, sink, failures)
         tally = decoder.tally
         summary = VideoSummary(len(tally.pts), tally.end_pts, tally.damage)
-        products = {}
-        for consumer in live:
-            if consumer.name in failures:
-                continue
-            try:
-                product = consumer.finish(summary)
-            except MediaError as e:
-                failures[consumer.name] = e
-                continue
-            for row in product.rows:
-                sink(consumer.name, dict(row))
-            products[consumer.name] = product
+        products = finish(summary, live, sink, failures)
     return PassResult(summary, facts, products, failures)
+
+
+def show(shown: ShownFrame, consumers: Sequence[PassConsumer], sink: Sink, failures: dict[str, MediaError]) -> None:
+    """One frame to all consumers that have not failed."""
+    for consumer in consumers:
+        if consumer.name not in failures:
+            _feed(consumer, shown, sink, failures)
+
+
+def finish(
+    summary: VideoSummary, consumers: Sequence[PassConsumer], sink: Sink, failures: dict[str, MediaError]
+) -> dict[str, Product]:
+    """Products by stage name, of the consumers that did not fail; their last rows go to the sink."""
+    products = {}
+    for consumer in consumers:
+        if consumer.name in failures:
+            continue
+        try:
+            product = consumer.finish(summary)
+        except MediaError as e:
+            failures[consumer.name] = e
+            continue
+        for row in product.rows:
+            sink(consumer.name, dict(row))
+        products[consumer.name] = product
+    return products
 
 
 def _feed(consumer: PassConsumer, shown: ShownFrame, sink: Sink, failures: dict[str, MediaError]) -> None:
@@ -89,21 +102,26 @@ def _feed(consumer: PassConsumer, shown: ShownFrame, sink: Sink, failures: dict[
         failures[consumer.name] = e
 
 
-def _shown_frames(
+def shown_frames(
     decoder: Decoder,
     facts: PassFacts,
     video_key: str,
     consumers: Iterable[PassConsumer],
-    failures: dict[str, MediaError],
+    *,
+    start_pts: int | None = None,
+    window: tuple[int, int | None] | None = None,
 ) -> Iterator[ShownFrame]:
-    """Frames one behind the decoder, each with the pts of the next one."""
+    """Frames one behind the decoder, each with the pts of the next one. Consumers are begun at the first one; a pass
+    over a window of a longer video is told where that starts.
+    """
     held: Any = None
     index, size = 0, None
     frames: Iterator[Any] = decoder.frames()
     for frame in frames:
         if held is None:
             _first_frame(decoder, frame, facts)
-            header = VideoHeader(video_key, facts.stream, decoder.time_base, frame.pts)
+            start = frame.pts if start_pts is None else start_pts
+            header = VideoHeader(video_key, facts.stream, decoder.time_base, start, window)
             for consumer in consumers:
                 consumer.begin(header)
         else:
@@ -155,7 +173,7 @@ def cached_pictures(
     grid: Grid | None = None
     size: tuple[int, int] | None = None
     with open_decoder(path, stream) as decoder:
-        for shown in _shown_frames(decoder, PassFacts(), "", (), {}):
+        for shown in shown_frames(decoder, PassFacts(), "", ()):
             if grid is None or size is None:
                 grid = Grid(shown.pts, decoder.time_base, rate)
                 size = shown.picture.geometry.fit_short_side(short_side)

@@ -6,7 +6,7 @@ pts ranges of a chunk are damaged is only known at the end of the pass and fille
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 from pydantic import Field, field_validator
 
 from videoflow.keys import digest, digest_bytes
-from videoflow.stage import PassConsumer, Product, ShownFrame, StageParams, VideoHeader, VideoSummary
+from videoflow.stage import Margin, PassConsumer, Product, ShownFrame, StageParams, VideoHeader, VideoSummary
 from videoflow.store import schemas
 from videoflow.store.blobs import pack_records
 from videoflow.timeline import Grid, chunk_of, parse_rate
@@ -64,7 +64,7 @@ class Frames(PassConsumer):
         self._digests: list[str] = []
 
     def see(self, frame: ShownFrame) -> Iterator[dict[str, Any]]:
-        if not self._grid.is_kept(frame.pts, frame.next_pts):
+        if not (self._video.owns(frame.pts) and self._grid.is_kept(frame.pts, frame.next_pts)):
             return
         if self._size is None:
             self._size = frame.picture.geometry.fit_short_side(self.params.short_side)
@@ -79,7 +79,15 @@ class Frames(PassConsumer):
 
     def finish(self, summary: VideoSummary) -> Product:
         rows = list(self._flush())
-        return Product(rows=rows, digest=digest("frames", *self._digests))
+        return Product(rows=rows, digest=digest("frames", *self._digests), extra={"digests": self._digests})
+
+    def margin(self) -> Margin:
+        """Windows of whole chunks; no frame needs its neighbours."""
+        return Margin(align_seconds=self.params.chunk_seconds)
+
+    def join(self, parts: Sequence[Product]) -> Product:
+        """All rows are written; the digest is over those of the chunks."""
+        return Product(digest=digest("frames", *(d for part in parts for d in part.extra["digests"])))
 
     def _flush(self) -> Iterator[dict[str, Any]]:
         if not self._held:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import av
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from videoflow.keys import digest
 from videoflow.media.decoder import is_damaged
-from videoflow.stage import PassConsumer, Product, ShownFrame, VideoHeader, VideoSummary
+from videoflow.stage import Margin, PassConsumer, Product, ShownFrame, VideoHeader, VideoSummary
 from videoflow.store import schemas
 from videoflow.timeline import is_vfr, lower_median, pts_to_us, round_half_up, steps_of
 from workers.canary import decoder_identity
@@ -68,17 +69,30 @@ class Probe(PassConsumer):
     def finish(self, summary: VideoSummary) -> Product:
         return Product()  # the row is made by `videos_row` from the pass's facts
 
+    def margin(self) -> Margin:
+        """Its row is joined by `workers.parts`, from what the passes over the windows learned."""
+        return Margin()
+
 
 def videos_row(facts: PassFacts, summary: VideoSummary) -> tuple[dict[str, Any], str]:
     """The videos row without head columns, and its digest (pts, damage and geometry: integers only)."""
+    assert facts.decoder is not None
+    tally = facts.decoder.tally
+    counts = {
+        "num_packets": tally.num_packets,
+        "dropped_frames": tally.dropped_frames,
+        "size_changes": facts.size_changes,
+    }
+    return measured_row({**header_columns(facts), **counts}, facts.stream, tally.pts, summary)
+
+
+def header_columns(facts: PassFacts) -> dict[str, Any]:
+    """What the container and the first frame say."""
     assert facts.decoder is not None and facts.geometry is not None
-    decoder, geometry, tally = facts.decoder, facts.geometry, facts.decoder.tally
-    tb, pts = decoder.time_base, tally.pts
-    steps = steps_of(pts)
+    decoder, geometry = facts.decoder, facts.geometry
     upright = [round_half_up(x) for x in geometry.upright()]
     first = facts.first
-    damage = [{"t0_pts": a, "t1_pts": b} for a, b in summary.damage]
-    row = {
+    return {
         "container": facts.container,
         **facts.codec,
         "width": geometry.width,
@@ -95,8 +109,21 @@ def videos_row(facts: PassFacts, summary: VideoSummary) -> tuple[dict[str, Any],
         "color_primaries": _PRIMARIES.get(first["primaries"]),
         "hdr": _TRANSFER.get(first["transfer"]) in HDR_TRANSFERS,
         "interlaced": first["interlaced"],
-        "tb_num": tb.numerator,
-        "tb_den": tb.denominator,
+        "tb_num": decoder.time_base.numerator,
+        "tb_den": decoder.time_base.denominator,
+        "header_frames": decoder.header_frames,
+        "audio_streams": facts.audio,
+    }
+
+
+def measured_row(
+    columns: dict[str, Any], stream: int, pts: list[int], summary: VideoSummary
+) -> tuple[dict[str, Any], str]:
+    """The whole row and its digest: the given columns, and what follows from the pts of all shown frames."""
+    tb = Fraction(columns["tb_num"], columns["tb_den"])
+    steps = steps_of(pts)
+    row = {
+        **columns,
         "start_pts": pts[0],
         "last_pts": pts[-1],
         "end_pts": summary.end_pts,
@@ -105,16 +132,11 @@ def videos_row(facts: PassFacts, summary: VideoSummary) -> tuple[dict[str, Any],
         "vfr": is_vfr(pts, tb),
         "num_frames": len(pts),
         "num_clean_frames": sum(not is_damaged(p, summary.damage) for p in pts),
-        "num_packets": tally.num_packets,
-        "header_frames": decoder.header_frames,
-        "dropped_frames": tally.dropped_frames,
-        "size_changes": facts.size_changes,
-        "damage": damage,
-        "audio_streams": facts.audio,
+        "damage": [{"t0_pts": a, "t1_pts": b} for a, b in summary.damage],
         "pts": pts,
     }
     key = digest(
-        "videos", facts.stream, tb.numerator, tb.denominator, summary.end_pts, pts, [list(d) for d in summary.damage]
+        "videos", stream, tb.numerator, tb.denominator, summary.end_pts, pts, [list(d) for d in summary.damage]
     )
     return row, key
 

@@ -6,6 +6,7 @@ frame. Everything is counted in integers first, so the digest holds on every mac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 from pydantic import field_validator
 
 from videoflow.keys import digest
-from videoflow.stage import PassConsumer, Product, ShownFrame, StageParams, VideoHeader, VideoSummary
+from videoflow.stage import Margin, PassConsumer, Product, ShownFrame, StageParams, VideoHeader, VideoSummary
 from videoflow.store import schemas
 from videoflow.timeline import Grid, parse_rate, round_half_up
 
@@ -85,6 +86,7 @@ class Quality(PassConsumer):
         return {"decoder": decoder_identity()}
 
     def begin(self, video: VideoHeader) -> None:
+        self._video = video
         self._grid = Grid(video.start_pts, video.time_base, Fraction(self.params.fps))
         self._size: tuple[int, int] | None = None
         self._before: np.ndarray | None = None
@@ -104,12 +106,29 @@ class Quality(PassConsumer):
     def finish(self, summary: VideoSummary) -> Product:
         """One row of lists, one value per grid frame. The digest is over the pts and the integer sums."""
         pixels = self._size[0] * self._size[1] if self._size else 1
-        values = [values_of(sums, pixels) for sums in self._sums]
-        row: dict[str, Any] = {"pts": self._pts}
-        for name in ("motion", "sharpness", "luma", "black"):
-            row[name] = [v[name] for v in values]
         self._before = None
-        return Product(rows=[row], digest=digest("quality", pixels, self._pts, self._sums))
+        if self._video.window is None:
+            return _product(pixels, self._pts, self._sums)
+        own = [(p, s) for p, s in zip(self._pts, self._sums, strict=True) if self._video.owns(p)]
+        return Product(extra={"pixels": pixels, "pts": [p for p, _ in own], "sums": [s for _, s in own]})
+
+    def margin(self) -> Margin:
+        """Motion is against the grid frame before."""
+        return Margin(frames=1, seconds=1 / Fraction(self.params.fps))
+
+    def join(self, parts: Sequence[Product]) -> Product:
+        """One row of all windows' lists."""
+        pts = [p for part in parts for p in part.extra["pts"]]
+        sums = [s for part in parts for s in part.extra["sums"]]
+        return _product(parts[0].extra["pixels"], pts, sums)
+
+
+def _product(pixels: int, pts: list[int], sums: list[dict[str, int]]) -> Product:
+    values = [values_of(s, pixels) for s in sums]
+    row: dict[str, Any] = {"pts": pts}
+    for name in ("motion", "sharpness", "luma", "black"):
+        row[name] = [v[name] for v in values]
+    return Product(rows=[row], digest=digest("quality", pixels, pts, sums))
 
 
 def small_size(stored_size: tuple[int, int]) -> tuple[int, int]:

@@ -7,33 +7,27 @@ job.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import os
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-import lance
-import pyarrow as pa
-
-from videoflow.errors import MOVED_UNDER_THE_JOB, BadSample, MediaError
+from videoflow.errors import BadSample, MediaError, first_line
 from videoflow.fingerprint import pass_item_key
 from videoflow.loader.engine_cpu import CpuEngine
 from videoflow.loader.reader import ClipReader
-from videoflow.persist import HostWatch, persist
+from videoflow.persist import HostWatch
 from videoflow.stage import ClipFrames, ClipStage, Item, PassConsumer, Product, Stage, VideoStage
-from videoflow.store.commit import UnitRecord, stage_unit, unit_id
+from videoflow.store.commit import UnitRecord
 from videoflow.store.ledger import DONE, FILTERED, QUARANTINED, ItemResult
 from videoflow.store.reader import rows_of
-from videoflow.store.writer import write_rows
-from videoflow.unit import ClipItem, DecodeItem, RowsItem, StageWork, Unit, UnitReport
+from videoflow.unit import ClipItem, DecodeItem, JoinItem, PartItem, RowsItem, SplitItem, StageWork, Unit, UnitReport
+from workers.fetch import fetched
+from workers.run_parts import run_long
 from workers.sandbox import DecodedVideo, Sandbox, spool_folder
-
-BATCH_ROWS = 256
+from workers.write_unit import batches_of, head_columns, quarantined, spooled, stage_rows
 
 
 class Cancelled(Exception):
@@ -68,21 +62,16 @@ class UnitRunner:
         """
         began = time.monotonic()
         kind = unit.works[0].stage
-        if isinstance(kind, PassConsumer):
+        if isinstance(unit.items[0], SplitItem | PartItem | JoinItem):
+            report = run_long(unit, self._sandbox, self._hosts, self._check)
+        elif isinstance(kind, PassConsumer):
             report = self._decode(unit)
         elif isinstance(kind, VideoStage):
             report = self._rows(unit, kind)
         else:
             assert isinstance(kind, ClipStage)
             report = self._clips(unit, kind)
-        return UnitReport(
-            report.records,
-            report.items,
-            report.quarantined,
-            report.decoded_videos,
-            report.frames_decoded,
-            time.monotonic() - began,
-        )
+        return replace(report, seconds=time.monotonic() - began)
 
     def close(self) -> None:
         self._sandbox.close()
@@ -135,7 +124,7 @@ class UnitRunner:
             key = pass_item_key(item.video_key, unit.stream, work.fingerprint)
             failure = outcome if isinstance(outcome, MediaError) else outcome.failures.get(work.stage.name)
             if failure is not None:
-                results.append(_quarantined(key, item.video_key, item.video_key, failure))
+                results.append(quarantined(key, item.video_key, item.video_key, failure))
                 continue
             assert isinstance(outcome, DecodedVideo)
             name = work.stage.name
@@ -154,9 +143,9 @@ class UnitRunner:
             batch
             for (_, outcome), result in zip(outcomes, results, strict=True)
             if result.rows and isinstance(outcome, DecodedVideo)
-            for batch in _spooled(work.stage, result, outcome)
+            for batch in spooled(work.stage, result, outcome)
         )
-        return _stage(unit, work, results, rows)
+        return stage_rows(unit, work, results, rows)
 
     # -- rows of other stages ----------------------------------------------------------------------------------------
 
@@ -173,13 +162,13 @@ class UnitRunner:
             try:
                 product = live.process(Item(item.video_key, mine, item.intervals))
             except MediaError as e:
-                results.append(_quarantined(item.item_key, item.video_key, item.input_digest, e))
+                results.append(quarantined(item.item_key, item.video_key, item.input_digest, e))
                 continue
             result = _result(item, product)
             results.append(result)
             stream = next((r["stream"] for found in mine.values() for r in found), -1)
-            rows += [{**_head(result, stream), **row} for row in product.rows if result.rows]
-        record = _stage(unit, work, results, _batches(work.stage.schema(), rows))
+            rows += [{**head_columns(result, stream), **row} for row in product.rows if result.rows]
+        record = stage_rows(unit, work, results, batches_of(work.stage.schema(), rows))
         return _report(record)
 
     # -- cached frames of clips --------------------------------------------------------------------------------------
@@ -195,12 +184,12 @@ class UnitRunner:
             batch: Sequence[ClipItem] = unit.items[at : at + live.batch_size]
             for item, product in zip(batch, self._products(live, reader, batch), strict=True):
                 if isinstance(product, MediaError):
-                    results.append(_quarantined(item.item_key, item.video_key, item.input_digest, product))
+                    results.append(quarantined(item.item_key, item.video_key, item.input_digest, product))
                     continue
                 result = _result(item, product)
                 results.append(result)
-                rows += [{**_head(result, item.stream), **row} for row in product.rows if result.rows]
-        record = _stage(unit, work, results, _batches(work.stage.schema(), rows))
+                rows += [{**head_columns(result, item.stream), **row} for row in product.rows if result.rows]
+        record = stage_rows(unit, work, results, batches_of(work.stage.schema(), rows))
         return _report(record)
 
     def _products(self, stage: ClipStage, reader: ClipReader, batch: Sequence[ClipItem]) -> list[Product | MediaError]:
@@ -218,7 +207,7 @@ class UnitRunner:
         except MediaError as e:
             return self._alone(stage, reader, batch, e)
         except (RuntimeError, ValueError, ArithmeticError, IndexError, TypeError) as e:  # a model's own failure
-            return self._alone(stage, reader, batch, MediaError("model_error", f"{type(e).__name__}: {_line(e)}"))
+            return self._alone(stage, reader, batch, MediaError("model_error", f"{type(e).__name__}: {first_line(e)}"))
 
     def _alone(
         self, stage: ClipStage, reader: ClipReader, batch: Sequence[ClipItem], failure: MediaError
@@ -233,104 +222,15 @@ class UnitRunner:
         return ClipFrames(item.clip.clip_key, item.video_key, video, encoded.pts_seconds)
 
 
-@contextlib.contextmanager
-def fetched(item: DecodeItem, hosts: HostWatch) -> Iterator[str]:
-    """A local path of the item's bytes: its own, or a temporary copy of a remote object.
-
-    Raises:
-        MediaError: ``io_error`` when it cannot be read or is no longer what was hashed.
-        SystemFailure: its host is down, or there are no credentials.
-    """
-    if "://" not in item.path:
-        _check_stamp(item)
-        yield item.path
-        _check_stamp(item)
-        return
-    from videoflow.sources import filesystem
-
-    fs, remote = filesystem(item.path)
-    suffix = Path(remote).suffix
-    with tempfile.NamedTemporaryFile(prefix="videoflow-fetch-", suffix=suffix) as local:
-        try:
-            persist(lambda: fs.get_file(remote, local.name))
-        except OSError as e:
-            hosts.failed(item.path, e)
-            raise MediaError("io_error", f"cannot fetch the object: {type(e).__name__}: {_line(e)}") from e
-        hosts.ok(item.path)
-        yield local.name
-
-
-def _check_stamp(item: DecodeItem) -> None:
-    try:
-        info = os.stat(item.path)
-    except OSError as e:
-        raise MediaError("io_error", f"{MOVED_UNDER_THE_JOB} ({e.strerror}); run again") from e
-    if (info.st_size, f"mtime:{info.st_mtime_ns}") != (item.size, item.stamp):
-        raise MediaError("io_error", f"{MOVED_UNDER_THE_JOB}; run again")
-
-
-def _line(e: BaseException) -> str:
-    return (str(e).splitlines() or [""])[0][:200]
-
-
-def _quarantined(key: str, video_key: str, input_digest: str, e: MediaError) -> ItemResult:
-    return ItemResult(key, video_key, input_digest, state=QUARANTINED, reason=e.code, message=e.message)
-
-
 def _result(item: RowsItem | ClipItem, product: Product) -> ItemResult:
     if product.filtered:
         return ItemResult(item.item_key, item.video_key, item.input_digest, state=FILTERED, reason=product.filtered)
     return ItemResult(item.item_key, item.video_key, item.input_digest, product.digest, len(product.rows))
 
 
-def _head(result: ItemResult, stream: int) -> dict[str, Any]:
-    return {
-        "item_key": result.item_key,
-        "input_digest": result.input_digest,
-        "video_key": result.video_key,
-        "stream": stream,
-    }
-
-
 def _report(record: UnitRecord) -> UnitReport:
     bad = sum(i.state == QUARANTINED for i in record.items)
     return UnitReport((record,), items=len(record.items), quarantined=bad)
-
-
-def _stage(unit: Unit, work: StageWork, results: list[ItemResult], batches: Iterator[pa.RecordBatch]) -> UnitRecord:
-    fragments = write_rows(unit.root, work.target, work.stage.schema(), batches, expected=sum(r.rows for r in results))
-    name = unit_id(work.target.stage, work.fingerprint, (r.item_key for r in results))
-    return stage_unit(unit.root, UnitRecord(name, work.target, tuple(results), tuple(fragments), unit.job))
-
-
-def _batches(schema: pa.Schema, rows: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
-    for at in range(0, len(rows), BATCH_ROWS):
-        yield pa.RecordBatch.from_pylist(rows[at : at + BATCH_ROWS], schema=schema)
-
-
-def _spooled(stage: Stage, result: ItemResult, video: DecodedVideo) -> Iterator[pa.RecordBatch]:
-    """A video's rows from its spool file, completed: head columns, damage of each chunk, blobs as blobs."""
-    schema = stage.schema()
-    with pa.memory_map(video.files[stage.name]) as source:
-        reader = pa.ipc.open_file(source)
-        for i in range(reader.num_record_batches):
-            batch = reader.get_batch(i)
-            columns: dict[str, pa.Array] = {name: batch.column(name) for name in batch.schema.names}
-            for name, value in _head(result, video.stream).items():
-                columns[name] = pa.array([value] * len(batch), schema.field(name).type)
-            if "damage" in columns and "pts" in columns and stage.name == "frames":
-                columns["damage"] = _chunk_damage(columns["pts"], result.damage, schema.field("damage").type)
-            for f in schema:
-                if isinstance(f.type, pa.ExtensionType):
-                    columns[f.name] = lance.blob_array([v.as_py() for v in columns[f.name]])
-            yield pa.RecordBatch.from_arrays([columns[f.name] for f in schema], schema=schema)
-
-
-def _chunk_damage(pts: pa.Array, damage: tuple[tuple[int, int], ...], kind: pa.DataType) -> pa.Array:
-    rows = []
-    for own in pts.to_pylist():
-        rows.append([{"t0_pts": a, "t1_pts": b} for a, b in damage if any(a <= p < b for p in own)])
-    return pa.array(rows, kind)
 
 
 def _read_inputs(unit: Unit) -> dict[str, dict[str, list[dict[str, Any]]]]:

@@ -16,7 +16,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ import psutil
 import pyarrow as pa
 from pebble import ProcessExpired, ProcessPool
 
-from videoflow.errors import MediaError, SystemFailure, VideoflowError
+from videoflow.errors import MediaError, SystemFailure, VideoflowError, first_line
 from videoflow.stage import PassConsumer, Product, ShownFrame, VideoHeader, VideoSummary
 from videoflow.store.writer import storage_failure
 
@@ -63,7 +63,7 @@ def spool_schema(stage: PassConsumer) -> pa.Schema:
     return pa.schema(fields)
 
 
-class _Spool:
+class Spool:
     """Row files of one video, one per stage that yields rows."""
 
     def __init__(self, folder: str, name: str, consumers: list[PassConsumer]) -> None:
@@ -87,7 +87,7 @@ _SET_UP: dict[str, PassConsumer] = {}
 _HEARTBEAT: Any = None  # in the child: counts frames, where the parent sees it
 
 
-class _Heartbeat(PassConsumer):
+class Heartbeat(PassConsumer):
     """Rides along and tells the parent that there is progress."""
 
     name, version, table = "heartbeat", 1, ""
@@ -105,22 +105,28 @@ class _Heartbeat(PassConsumer):
         return Product()
 
 
-def _decode(
-    path: str, video_key: str, stream: int | None, works: list[tuple[str, PassConsumer]], folder: str
-) -> DecodedVideo:
-    """Runs in the child. ``works``: (fingerprint, consumer); a consumer is set up once a child and kept."""
-    from workers.decode import run_pass
-    from workers.probe import videos_row
-
+def set_up(works: list[tuple[str, PassConsumer]]) -> list[PassConsumer]:
+    """Runs in the child. Consumers of (fingerprint, consumer), each set up once a child and kept."""
     consumers = []
     for fp, stage in works:
         if fp not in _SET_UP:
             stage.setup()
             _SET_UP[fp] = stage
         consumers.append(_SET_UP[fp])
-    spool = _Spool(folder, video_key, consumers)
+    return consumers
+
+
+def _decode(
+    path: str, video_key: str, stream: int | None, works: list[tuple[str, PassConsumer]], folder: str
+) -> DecodedVideo:
+    """Runs in the child."""
+    from workers.decode import run_pass
+    from workers.probe import videos_row
+
+    consumers = set_up(works)
+    spool = Spool(folder, video_key, consumers)
     try:
-        riders = [*consumers, _Heartbeat()]
+        riders = [*consumers, Heartbeat()]
         result = run_pass(path, video_key=video_key, consumers=riders, sink=spool.add, stream=stream)
         digests = {name: product.digest for name, product in result.products.items()}
         if any(c.name == "probe" for c in consumers):
@@ -164,10 +170,6 @@ class _NeverBegan(Exception):
     """The child died while it started."""
 
 
-def _line(e: BaseException) -> str:
-    return (str(e).splitlines() or [""])[0][:200]
-
-
 class Sandbox:
     """One child process that decodes; it may hold ``memory_bytes``. Use as a context manager."""
 
@@ -182,8 +184,13 @@ class Sandbox:
     def decode(
         self, path: str, *, video_key: str, stream: int | None, works: list[tuple[str, PassConsumer]], folder: str
     ) -> DecodedVideo:
-        """Decode one file in the child. A child that dies is not held against the video the first time: it may have
-        been killed from outside.
+        """Decode one file in the child; see `run`."""
+        decoded: DecodedVideo = self.run(_decode, path, video_key, stream, works, folder)
+        return decoded
+
+    def run(self, function: Callable[..., Any], *task: Any) -> Any:
+        """Call a function of this module's kind in the child; the last argument is the spool folder. A child that dies
+        is not held against the video the first time: it may have been killed from outside.
 
         Raises:
             MediaError: the file cannot be used, ``timeout`` or ``crash`` included.
@@ -191,7 +198,7 @@ class Sandbox:
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return self._decode_once(path, [path, video_key, stream, works, folder])
+                return self._run_once(function, task)
             except _ChildDied as e:
                 if attempt == ATTEMPTS or self._killed:
                     raise MediaError("crash", f"the decoder ended its process {attempt} times (exit code {e})") from e
@@ -203,7 +210,7 @@ class Sandbox:
                     ) from e
         raise AssertionError("unreachable")
 
-    def _decode_once(self, path: str, task: list[Any]) -> DecodedVideo:
+    def _run_once(self, function: Callable[..., Any], task: tuple[Any, ...]) -> Any:
         if self._pool is None:
             self._pool = ProcessPool(
                 max_workers=1,
@@ -211,10 +218,10 @@ class Sandbox:
                 initializer=_begin_child,
                 initargs=[os.getpid(), self._child, self._frames],
             )
-        future = self._pool.schedule(_decode, args=task)
+        future = self._pool.schedule(function, args=task)
         try:
             killed_for = self._watch(future)
-            decoded: DecodedVideo = future.result()
+            answer = future.result()
         except ProcessExpired as e:
             if killed_for == "timeout":
                 raise MediaError("timeout", f"decoding gave no new frame for {DEADLINE_SECONDS:.0f} s") from e
@@ -235,8 +242,8 @@ class Sandbox:
         except OSError as e:
             raise storage_failure(f"cannot write to the spool folder {task[-1]}", e) from e
         except Exception as e:
-            raise MediaError("crash", f"decoding failed: {type(e).__name__}: {_line(e)}") from e
-        return decoded
+            raise MediaError("crash", f"decoding failed: {type(e).__name__}: {first_line(e)}") from e
+        return answer
 
     def _watch(self, future: Future[Any]) -> str | None:
         """Wait for a decode; why its child was killed, if it was."""

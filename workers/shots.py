@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
 import cv2
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from videoflow.keys import digest_bytes
-from videoflow.stage import PassConsumer, Product, ShownFrame, StageParams, VideoHeader, VideoSummary
+from videoflow.stage import Margin, PassConsumer, Product, ShownFrame, StageParams, VideoHeader, VideoSummary
 from videoflow.store import schemas
 from workers.cuts import DEFAULT_THRESHOLD, cuts_from_scores
 from workers.machine import has_gpu
@@ -154,6 +155,8 @@ class Shots(PassConsumer):
             load_model()
 
     def begin(self, video: VideoHeader) -> None:
+        self._video = video
+        self._pts: list[int] = []
         if self.params.detector == "transnetv2":
             from workers.transnet import TransNetScorer
 
@@ -164,6 +167,8 @@ class Shots(PassConsumer):
     def see(self, frame: ShownFrame) -> None:
         assert self._scorer is not None
         self._scorer.add(frame.picture.small_rgb(WIDTH, HEIGHT))
+        if self._video.window is not None:
+            self._pts.append(frame.pts)
 
     def finish(self, summary: VideoSummary) -> Product:
         """One row: the scores, and the cuts at the detector's default threshold.
@@ -173,6 +178,20 @@ class Shots(PassConsumer):
         """
         scores = self._scorer.finish(summary.num_frames) if self._scorer is not None else []
         self._scorer = None
+        if self._video.window is not None:
+            own = [s for p, s in zip(self._pts, scores, strict=True) if self._video.owns(p)]
+            return Product(extra={"scores": own})
+        return self._product(scores)
+
+    def margin(self) -> Margin | None:
+        """The jumps around a frame; the network's windows begin at the video's start and take it whole."""
+        return Margin(frames=2 * NEIGHBOURS) if self.params.detector == "hsv" else None
+
+    def join(self, parts: Sequence[Product]) -> Product:
+        """One row of all windows' scores."""
+        return self._product([s for part in parts for s in part.extra["scores"]])
+
+    def _product(self, scores: list[int]) -> Product:
         detector = self.params.detector
         cuts = cuts_from_scores(scores, DEFAULT_THRESHOLD[detector])
         numbers = np.array([len(scores), *scores, *cuts], dtype="<i4")

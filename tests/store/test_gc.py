@@ -35,8 +35,8 @@ FP = "f" * 32
 #: A run that dies between writing its second fragment of the frame cache and saying so.
 KILLED = """
 import os, signal
-import workers.run_unit as run_unit
-real, calls = run_unit.stage_unit, []
+import workers.write_unit as write_unit
+real, calls = write_unit.stage_unit, []
 
 def dies(root, record):
     calls.append(record.target.stage)
@@ -44,7 +44,7 @@ def dies(root, record):
         os.kill(os.getpid(), signal.SIGKILL)
     return real(root, record)
 
-run_unit.stage_unit = dies
+write_unit.stage_unit = dies
 from videoflow.cli.main import main
 main()
 """

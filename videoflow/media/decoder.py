@@ -69,6 +69,7 @@ class Tally:
     """What one straight pass over a stream saw. Filled while `Decoder.frames` is consumed, whole at its end."""
 
     num_packets: int = 0
+    failed_packets: int = 0
     dropped_frames: int = 0
     pts: list[int] = field(default_factory=list)
     damage: tuple[tuple[int, int], ...] = ()
@@ -82,6 +83,7 @@ class Decoder:
         self.container = container
         self.stream = stream
         self.tally = Tally()
+        self._is_whole = True
         stream.codec_context.thread_count = 1
 
     @property
@@ -92,6 +94,11 @@ class Decoder:
     def header_frames(self) -> int:
         """Frames the container claims, 0 if it does not."""
         return int(self.stream.frames or 0)
+
+    def start_at(self, pts: int) -> None:
+        """Begin at the last keyframe that is shown at or before ``pts``; before `frames`."""
+        self.container.seek(pts, stream=self.stream, backward=True, any_frame=False)
+        self._is_whole = False
 
     def frames(self) -> Iterator[av.VideoFrame]:
         """Shown frames with strictly increasing pts. `tally` is complete when this ends.
@@ -111,6 +118,7 @@ class Decoder:
                 if isinstance(e, av.error.MemoryError):
                     raise MediaError("out_of_memory", "the decoder ran out of memory") from e
                 decoded, ok = [], False
+                self.tally.failed_packets += 1
             if packet.size:
                 tracker.packet(_packet_time(packet), keyframe=bool(packet.is_keyframe), ok=ok)
             for frame in decoded:
@@ -127,6 +135,7 @@ class Decoder:
         try:
             yield from self.container.demux(self.stream)
         except av.error.InvalidDataError:
+            self.tally.failed_packets += 1
             tracker.packet(self.tally.pts[-1] + 1 if self.tally.pts else None, keyframe=False, ok=False)
         except av.error.FFmpegError as e:
             raise MediaError("io_error", f"reading stopped after {self.tally.num_packets} packets: {e.strerror}") from e
@@ -143,7 +152,7 @@ class Decoder:
         t.end_pts = t.pts[-1] + (lower_median(steps) if steps else max(1, duration))
         t.damage = tracker.intervals(t.end_pts)
         # A file cut exactly between two packets has no packet that fails; its index still knows what is missing.
-        is_indexed = "mp4" in self.container.format.name and self.header_frames
+        is_indexed = self._is_whole and "mp4" in self.container.format.name and self.header_frames
         if is_indexed and self.header_frames > t.num_packets and not t.damage:
             t.damage = ((t.end_pts, t.end_pts + 1),)
 
