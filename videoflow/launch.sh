@@ -18,7 +18,7 @@ ray_python() { # Ray's node process is an ancestor of ours; its command line say
 tried=
 for python in "$VIDEOFLOW_PYTHON" "$(ray_python)" python3 python; do
   [ -n "$python" ] || continue
-  if "$python" -c 'import videoflow' 2>/dev/null; then
+  if "$python" -c 'import videoflow.keys' 2>/dev/null; then # a small module that needs what is installed with it
     exec "$python" -m videoflow.cli.main "$@"
   fi
   tried="$tried${tried:+, }$python"
