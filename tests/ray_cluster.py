@@ -88,7 +88,7 @@ def _end(head: subprocess.Popen[bytes]) -> None:
         ours = psutil.Process(head.pid).children(recursive=True)
         head.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            head.wait(timeout=15)
+            head.wait(timeout=5)
         head.kill()
         for process in ours:
             with contextlib.suppress(psutil.NoSuchProcess):
