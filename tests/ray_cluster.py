@@ -27,6 +27,8 @@ class Cluster:
 
     address: str
     token_file: Path
+    gcs: str  # what nodes and drivers join by
+    num_cpus: int
 
 
 def free_ports(count: int) -> list[int]:
@@ -37,7 +39,7 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def ray_cluster(num_cpus: int = 2) -> Iterator[Cluster]:
+def ray_cluster(num_cpus: int = 3) -> Iterator[Cluster]:
     """A head that runs until the block ends. PATH on it leads to interpreters that fail; Ray's own is another."""
     home = Path(tempfile.mkdtemp(prefix="vf-ray-"))  # short: Ray puts sockets below it
     for name in ("python", "python3"):
@@ -66,7 +68,7 @@ def ray_cluster(num_cpus: int = 2) -> Iterator[Cluster]:
     try:
         address = f"http://127.0.0.1:{dashboard}"
         _wait(head, address, home / "head.log")
-        yield Cluster(address, home / "token")
+        yield Cluster(address, home / "token", f"127.0.0.1:{port}", num_cpus)
     finally:
         _end(head)
         shutil.rmtree(home, ignore_errors=True)

@@ -246,6 +246,8 @@ def test_videoflow_commands_exist_with_their_options() -> None:
     found = [c[1:] for c in commands_of_readme() if c[0] == "videoflow"]
     found += [shlex.split(JOB["spec"]["entrypoint"])[1:]]
     found += [c[c.index(f"{IMAGE}-cpu") + 1 :] for c in commands_of_readme() if c[:2] == ["docker", "run"] and "plan" in c]  # fmt: skip
+    front = (REPO / "README.md").read_text(encoding="utf-8")
+    found += [shlex.split(line)[1:] for line in front.splitlines() if line.startswith("videoflow submit ")]
     assert {c[0] for c in found} >= {"plan", "run", "submit", "status", "logs", "cancel", "resume", "jobs", "query"}
     for words in found:
         parse_command(words)

@@ -5,63 +5,13 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from tests.http_server import Answer, Server
 from videoflow.errors import ClusterError, SystemFailure
 from videoflow.jobs import CONFIG_VARIABLE, RayJobs, check_address, exit_code, find_token, submitted, why_failed
-
-Answer = tuple[int, dict[str, str], bytes]
-
-
-class Server:
-    """Answers every request as it was told to; remembers what it was asked."""
-
-    def __init__(self) -> None:
-        self.answer: Callable[[str, str], Answer] = lambda method, path: (404, {}, b"")
-        self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def _any(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                outer.asked.append((self.command, self.path, dict(self.headers), body))
-                code, headers, data = outer.answer(self.command, self.path)
-                if code == 0:
-                    self.close_connection = True
-                    self.connection.shutdown(socket.SHUT_RDWR)
-                    return
-                self.send_response(code)
-                for k, v in {"Content-Length": str(len(data)), **headers}.items():
-                    self.send_header(k, v)
-                self.end_headers()
-                self.wfile.write(data)
-
-            do_GET = do_POST = do_PUT = _any
-
-            def log_message(self, *args: object) -> None: ...
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def always(self, code: int, data: bytes = b"", **headers: str) -> None:
-        self.answer = lambda method, path: (code, headers, data)
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    made = Server()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
 
 
 def test_a_version_is_what_makes_a_dashboard(server: Server) -> None:

@@ -9,9 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.jobs import run_job
@@ -114,7 +116,7 @@ def wait(holds: Callable[[], bool], seconds: float = 200) -> None:
 
 def test_a_job_is_left_cancelled_and_resumed_on_the_cluster(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.hold.touch()
-    following = desk.start(*desk.submit("--follow"))
+    following = desk.start(*desk.submit("--follow", "--workers", 1))
     first = following.stdout.readline() if following.stdout else ""
     job = first.split()[2]
     assert first == f"submitted job {job} to {desk.cluster.address} (Ray {_ray_version()})\n"
@@ -181,7 +183,9 @@ def test_the_cluster_stops_what_the_catalog_may_not_know(desk: Desk) -> None:
     job = json.loads(out)["job"]
     wait(lambda: desk.record(job).get("stage") == "luma")
     assert desk.call("cancel", desk.root, job, "--address", desk.cluster.address)[0] == 0
-    wait(lambda: desk.call("status", desk.root, job, "--json")[1].find('"running"') < 0)
+    wait(lambda: not psutil.pid_exists(desk.record(job)["pid"]))
+    code, out, _ = desk.call("status", desk.root, job, "--json")
+    assert code == 0 and json.loads(out)["state"] in ("stopped", "lost")
     wait(lambda: "it is stopped" in desk.call("logs", desk.root, job, "--address", desk.cluster.address)[1])
     code, _, err = desk.call("cancel", desk.root, "nobody", "--address", desk.cluster.address)
     assert code == 2 and "knows no job 'nobody'" in err
@@ -190,15 +194,23 @@ def test_the_cluster_stops_what_the_catalog_may_not_know(desk: Desk) -> None:
 def test_a_token_that_is_missing_or_wrong(desk: Desk) -> None:
     wrong = desk.folder / "wrong"
     wrong.write_text("another token, long enough to be one 0123456789")
-    desk.cluster = Cluster(desk.cluster.address, wrong)
+    desk.cluster = replace(desk.cluster, token_file=wrong)
     code, _, err = desk.call(*desk.submit())
     assert code == 2 and f"the token in {wrong} is not this cluster's" in err.splitlines()[-1]
     empty = desk.folder / "empty"
     empty.touch()
-    desk.cluster = Cluster(desk.cluster.address, empty)
+    desk.cluster = replace(desk.cluster, token_file=empty)
     code, _, err = desk.call(*desk.submit())
     assert code == 2 and "which is empty" in err
     assert not desk.root.exists()
+
+
+def test_an_attached_engine_has_the_clusters_cores(cluster: Cluster) -> None:
+    code = "from workers.ray_engine import RayEngine as R; e = R(workers=None); print(e.workers); e.close()"
+    env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    env |= {"RAY_ADDRESS": cluster.gcs, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[-1]) == cluster.num_cpus != os.cpu_count()
 
 
 def _ray_version() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -150,7 +151,9 @@ def _follow(client: RayJobs, job: str, root: str, *, as_json: bool) -> int:
             f"`videoflow cancel {root} {job}` stops it"
         ) from None
     except SystemFailure as e:
-        raise SystemFailure(f"{e} Job {job} may go on without us: `videoflow status {root} {job}` tells") from e
+        raise SystemFailure(
+            f"lost sight of job {job}, which may go on (`videoflow status {root} {job}` tells): {e}"
+        ) from e
     code = exit_code(info)
     if info["status"] == FAILED and info.get("driver_exit_code") != code:
         raise SystemFailure(f"job {job} did not end as videoflow does: {why_failed(info)}")
@@ -173,7 +176,7 @@ def _until_ended(client: RayJobs, job: str, out: Callable[[str], None]) -> dict[
             time.sleep(POLL_SECONDS)
             continue
         if info is None:
-            raise SystemFailure(f"{client.address} no longer knows job {job}: its head was started anew.")
+            raise SystemFailure(f"{client.address} no longer knows job {job}: its head was started anew")
         out(text[len(said) :] if text.startswith(said) else text)
         said = text
         if info["status"] in ENDED:
@@ -185,8 +188,7 @@ def _last_object(text: str) -> str | None:
     """The last line that is a JSON object with a job in it: what `run --json` ends with."""
     for line in reversed(text.splitlines()):
         if line.startswith("{"):
-            try:
-                return line if "job" in json.loads(line) else None
-            except ValueError:
-                continue
+            with contextlib.suppress(ValueError):
+                if "job" in json.loads(line):
+                    return line
     return None
