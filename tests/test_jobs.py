@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.http_server import Answer, Server
+from videoflow import jobs
 from videoflow.errors import ClusterError, SystemFailure
 from videoflow.jobs import CONFIG_VARIABLE, RayJobs, check_address, exit_code, find_token, submitted, why_failed
 
@@ -104,7 +105,9 @@ def test_a_package_is_sent_once(server: Server) -> None:
     ]
 
 
-def test_a_lost_answer_is_no_second_submission(server: Server) -> None:
+def test_a_lost_answer_is_no_second_submission(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "RETRY_SECONDS", 0.01)
+
     def answer(method: str, path: str) -> Answer:
         return (0, {}, b"") if method == "POST" else (200, {}, b'{"status": "PENDING"}')
 
@@ -118,8 +121,18 @@ def test_a_lost_answer_is_no_second_submission(server: Server) -> None:
         "metadata": {"a": "b"},
     }
     server.answer = lambda method, path: (0 if method == "POST" else 404, {}, b"")
+    server.asked.clear()
     with pytest.raises(SystemFailure, match="hung up"):
         RayJobs(server.url).submit("true", submission="j", working_dir="gcs://x.zip", metadata={})
+    assert [m for m, *_ in server.asked] == ["POST", "GET"] * jobs.SUBMIT_TRIES
+
+
+def test_a_cluster_that_is_starting_is_asked_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "RETRY_SECONDS", 0.01)
+    course = [(500, {}, b"No available agent to submit job"), (404, {}, b""), (200, {}, b"{}")]
+    server.answer = lambda method, path: course.pop(0)
+    RayJobs(server.url).submit("true", submission="j", working_dir="gcs://x.zip", metadata={})
+    assert course == []
 
 
 @pytest.mark.parametrize(

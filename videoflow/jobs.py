@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ from videoflow.errors import (
 from videoflow.sources import printable
 
 TIMEOUT_SECONDS = 30.0
+SUBMIT_TRIES, RETRY_SECONDS = 5, 3.0
 PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED = "PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"
 ENDED = frozenset({STOPPED, SUCCEEDED, FAILED})
 #: Where Ray Jobs tells a command who it is: JSON with the submission's metadata.
@@ -159,14 +161,19 @@ class RayJobs:
             "runtime_env": {"working_dir": working_dir},
             "metadata": metadata,
         }
-        try:
-            answer = self._ask("POST", "/api/jobs/", json.dumps(request).encode())
-        except SystemFailure:
-            if self.info(submission) is None:  # else it arrived, and only the answer was lost
-                raise
+        for tries_left in reversed(range(SUBMIT_TRIES)):
+            try:
+                answer = self._ask("POST", "/api/jobs/", json.dumps(request).encode())
+            except SystemFailure:  # a cluster that has just started has no agent to take jobs for some seconds
+                if self.info(submission) is not None:  # it arrived, and only the answer was lost
+                    return
+                if not tries_left:
+                    raise
+                time.sleep(RETRY_SECONDS)
+                continue
+            if answer is None:
+                raise self._no_dashboard()
             return
-        if answer is None:
-            raise self._no_dashboard()
 
     def info(self, submission: str) -> dict[str, Any] | None:
         """What the cluster knows of a submission (status, message, driver_exit_code, …), None if nothing."""
