@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.http_server import Server
 from tests.jobs import run_job
 from videoflow import recipe as recipes
 from videoflow.dataset.catalog import Catalog
@@ -49,6 +51,19 @@ def catalog_of_hard_files(corpus: Path, tmp_path_factory: pytest.TempPathFactory
     (root / "summary.json").write_text(json.dumps(summary.to_dict(), default=str))
     run_job(recipe.with_settings(["clips.min_seconds=0.1"]), [corpus], root, name="hard_short")
     return Catalog.open(root)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
+    """An HTTP server that answers as it is told, and an environment without Ray's tokens."""
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    made = Server()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

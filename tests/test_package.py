@@ -87,6 +87,7 @@ def test_wheel_holds_the_three_packages(wheel_names: list[str]) -> None:
         in_tree = {p.relative_to(REPO).as_posix() for p in (REPO / package).rglob("*.py")}
         assert in_tree <= set(wheel_names)
     assert any(n.endswith("licenses/LICENSE") for n in wheel_names)
+    assert "videoflow/launch.sh" in wheel_names
 
 
 def test_wheel_holds_the_canary_clips(wheel_names: list[str]) -> None:

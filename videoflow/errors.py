@@ -6,6 +6,7 @@ VideoflowError
 │   ├── SourceError             a source that is not there or a manifest row that makes no sense
 │   ├── CatalogError            a root that is no catalog, or of a newer format
 │   ├── QueryError              SQL, filter, version name
+│   ├── ClusterError            an address that is no Ray dashboard, or one that refuses us
 │   ├── FrameIndexError         a frame or a time beyond the video (also an IndexError)
 │   └── LoaderError             loader options that do not fit the version
 │       └── StateMismatch       a loader state of another version or configuration
@@ -74,6 +75,10 @@ class CatalogError(InputError):
 
 class QueryError(InputError):
     """SQL, a filter, a version's name or a clip key that does not resolve."""
+
+
+class ClusterError(InputError):
+    """An address that is no Ray dashboard, or one that refuses what it was sent."""
 
 
 class FrameIndexError(InputError, IndexError):

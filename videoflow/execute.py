@@ -5,7 +5,6 @@ An item that another job took meanwhile is planned again; whatever a stopped run
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -69,7 +68,9 @@ class JobSummary:
 
 @dataclass(frozen=True)
 class JobOptions:
-    """How to run, as opposed to what. ``workers`` None: one a core. ``max_quarantined``: share of videos."""
+    """How to run, as opposed to what. ``workers`` None: one a core, of the cluster where it runs on one.
+    ``max_quarantined``: share of videos.
+    """
 
     engine: str = "ray"
     workers: int | None = None
@@ -86,10 +87,20 @@ class Execution:
         self._options = options
         self._progress = progress
         self._summary = summary
-        self._workers = options.workers or os.cpu_count() or 1
         self._committer = Committer(plan.root, plan.ledger)
         self._engine: Engine | None = None
         self._long = LongVideos(self._workers * UNITS_PER_WORKER if self._workers > 1 else 0)
+
+    @property
+    def _workers(self) -> int:
+        """As many as told, else as the engine has cores for: on a cluster only the engine knows."""
+        return self._options.workers or self._started().workers
+
+    def _started(self) -> Engine:
+        if self._engine is None:
+            o = self._options
+            self._engine = make_engine(o.engine, workers=o.workers, memory_bytes=o.memory_bytes)
+        return self._engine
 
     def __enter__(self) -> Execution:
         return self
@@ -196,13 +207,11 @@ class Execution:
         return StageWork(b.stage, b.fingerprint, target)
 
     def _execute(self, stage: str, units: list[Unit], counted: str) -> None:
-        if self._engine is None:
-            o = self._options
-            self._engine = make_engine(o.engine, workers=self._workers, memory_bytes=o.memory_bytes)
+        engine = self._started()
         self._progress.begin(stage, sum(len(u.items) for u in units), counted)
         began, s = time.monotonic(), self._summary
         totals = s.stages.setdefault(stage, {"items": 0, "quarantined": 0, "worker_seconds": 0.0, "seconds": 0.0})
-        for report in self._engine.run(units):
+        for report in engine.run(units):
             self._committer.commit(report.records)
             totals["items"] += report.items
             totals["quarantined"] += report.quarantined

@@ -5,10 +5,8 @@ picked up by running the same command again: resume = wanted − ledger − stag
 from __future__ import annotations
 
 import math
-import secrets
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +18,7 @@ from videoflow.dataset.version import Version
 from videoflow.errors import EXIT_QUARANTINED, SourceError
 from videoflow.execute import Execution, JobOptions, JobSummary, Progress
 from videoflow.identify import Identified, identify
-from videoflow.jobrecord import CANCELLED, FINISHED, STOPPED, JobRecord, describe, shown_recipe
+from videoflow.jobrecord import CANCELLED, FINISHED, STOPPED, JobRecord, describe, new_job_id, shown_recipe
 from videoflow.plan import CLIPS, FRAMES, Plan
 from videoflow.recipe import BuiltStage, Recipe
 from videoflow.sources import Scan, scan
@@ -29,7 +27,12 @@ from videoflow.unit import UnitReport, engine_path
 
 
 class Job:
-    """One run. ``make_progress`` parts are called in the caller's thread."""
+    """One run. ``make_progress`` parts are called in the caller's thread.
+
+    Args:
+        resumes: the job that this one goes on with. job: its id, if it was given one already.
+        submission: the id that Ray Jobs knows it by.
+    """
 
     def __init__(
         self,
@@ -41,8 +44,11 @@ class Job:
         options: JobOptions,
         progress: Progress,
         resumes: str | None = None,
+        job: str | None = None,
+        submission: str | None = None,
     ) -> None:
-        self.id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+        self.id = job or new_job_id()
+        self._submission = submission
         self._recipe = recipe
         self._sources = [*recipe.sources, *sources]
         self._root, self._name = root, check_name(name)
@@ -151,7 +157,7 @@ class Job:
 
     def _begin(self, catalog: Catalog) -> JobRecord:
         description = describe(self._recipe, self._sources, self._name, self._options)
-        description["resumes"] = self._resumes
+        description |= {"resumes": self._resumes, "submission": self._submission}
         record = JobRecord(catalog.root, self.id, description, self._progress)
         record.start()
         self._progress = record.progress

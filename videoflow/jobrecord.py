@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import threading
@@ -32,6 +33,11 @@ HEARTBEAT_SECONDS = 3.0
 #: A running job that has not been heard of for this long, and whose process cannot be seen from here, counts as lost.
 LOST_AFTER_SECONDS = 60.0
 MAX_LOG_LINES = 10_000
+
+
+def new_job_id() -> str:
+    """An id that sorts by time."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
 
 
 def record_path(job: str, suffix: str = ".json") -> str:

@@ -88,7 +88,7 @@ class Recipe(BaseModel):
             RecipeError: names the stage, the key and what is allowed.
         """
         wanted = {PROBE: {}, **self.stages}
-        built = [_build_stage(key, dict(params)) for key, params in wanted.items()]
+        built = [_build_stage(key, params) for key, params in wanted.items()]
         return tuple(_in_order(built))
 
     def with_settings(self, settings: Iterable[str]) -> Recipe:
@@ -115,17 +115,28 @@ class Recipe(BaseModel):
         return parse(data, origin="--set")
 
 
-def _build_stage(key: str, params: dict[str, Any]) -> BuiltStage:
+def check_stage(key: str, params: dict[str, Any]) -> tuple[type[Stage], StageParams]:
+    """A stage's class and its parameters, checked but not resolved: that is for the machine that will run it.
+
+    Raises:
+        RecipeError: names the stage, the key and what is allowed.
+    """
+    params = dict(params)
     use = params.pop("use", key)
     if not isinstance(use, str):
         raise RecipeError(f"stages.{key}.use must be a name or package.module:Class, not {use!r}")
     cls = find_stage(use)
     try:
-        checked: StageParams = cls.resolve(cls.Params.model_validate(params))
+        checked: StageParams = cls.Params.model_validate(params)
     except ValidationError as e:
         allowed = ", ".join(cls.Params.model_fields) or "none"
         raise RecipeError(f"{_first_problem(e, f'stages.{key}')} (parameters of {use}: {allowed})") from e
-    stage = cls(checked)
+    return cls, checked
+
+
+def _build_stage(key: str, params: dict[str, Any]) -> BuiltStage:
+    cls, checked = check_stage(key, params)
+    stage = cls(cls.resolve(checked))
     return BuiltStage(key, stage, fingerprint(stage))
 
 

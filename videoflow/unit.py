@@ -165,7 +165,12 @@ class UnitReport:
 class Engine(Protocol):
     """Runs units on workers. Made once a job; ``run`` may be called several times; ``close`` leaves no process
     behind.
+
+    Attributes:
+        workers: how many units run at a time.
     """
+
+    workers: int
 
     def run(self, units: Sequence[Unit]) -> Iterator[UnitReport]:
         """Reports in the order they end. A SystemFailure of a worker is raised here, after which the job stops."""
@@ -186,8 +191,8 @@ def engine_path(name: str) -> str:
     return path
 
 
-def make_engine(name: str, *, workers: int, memory_bytes: int | None = None) -> Engine:
-    """An engine, started.
+def make_engine(name: str, *, workers: int | None, memory_bytes: int | None = None) -> Engine:
+    """An engine, started. ``workers`` None: as many as it has cores for.
 
     Raises:
         RecipeError: unknown. MissingExtra: what it needs is not installed.

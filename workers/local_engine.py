@@ -5,6 +5,7 @@ Worker threads each run whole units; what may hang or crash (decoding) happens i
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,10 +15,10 @@ from workers.run_unit import Cancelled, UnitRunner
 
 
 class LocalEngine:
-    """Runs units on ``workers`` threads. ``memory_bytes``: what one decoding child may take."""
+    """Runs units on ``workers`` threads, one a core unless told. ``memory_bytes``: what one decoding child may take."""
 
-    def __init__(self, *, workers: int, memory_bytes: int | None = None) -> None:
-        self._workers = max(1, workers)
+    def __init__(self, *, workers: int | None, memory_bytes: int | None = None) -> None:
+        self.workers = workers or os.cpu_count() or 1
         self._memory = memory_bytes
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -29,7 +30,7 @@ class LocalEngine:
         for unit in units:
             todo.put(unit)
         ended: queue.SimpleQueue[UnitReport | BaseException | None] = queue.SimpleQueue()
-        count = min(self._workers, len(units))
+        count = min(self.workers, len(units))
         self._stop.clear()
         self._threads = [threading.Thread(target=self._work, args=(todo, ended), daemon=True) for _ in range(count)]
         for thread in self._threads:

@@ -15,7 +15,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from videoflow.errors import MissingExtra, SystemFailure, VideoflowError
+from videoflow.errors import InputError, MissingExtra, SystemFailure, VideoflowError
+from videoflow.sources import printable
 from videoflow.unit import Unit, UnitReport
 
 try:
@@ -51,13 +52,16 @@ class _Actor:
 
 
 class RayEngine:
-    """Runs units on ``workers`` actors. ``memory_bytes``: what one decoding child may take."""
+    """Runs units on ``workers`` actors, one a core of the cluster unless told. ``memory_bytes``: what one decoding
+    child may take.
+    """
 
-    def __init__(self, *, workers: int, memory_bytes: int | None = None) -> None:
-        self._workers = max(1, workers)
+    def __init__(self, *, workers: int | None, memory_bytes: int | None = None) -> None:
+        self._asked = workers
         self._memory = memory_bytes
         self._owns = not ray.is_initialized()
         if self._owns:
+            _refuse_dashboard(os.environ.get("RAY_ADDRESS", ""))
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
             os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its C++ layer would write into our progress
             try:
@@ -72,6 +76,8 @@ class RayEngine:
                     )
             except (ConnectionError, RuntimeError, ValueError) as e:
                 raise SystemFailure(f"cannot start Ray: {str(e).splitlines()[0]}") from e
+        #: Nodes that an autoscaler has yet to start are not counted: there the number has to be told.
+        self.workers = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
         context.print_on_execution_start = False
@@ -81,7 +87,7 @@ class RayEngine:
         if "RAY_ADDRESS" in os.environ:
             return {}
         return {
-            "num_cpus": self._workers,
+            "num_cpus": self._asked or os.cpu_count() or 1,
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
         }
@@ -92,7 +98,7 @@ class RayEngine:
         Raises:
             SystemFailure: a worker's, or Ray's own.
         """
-        workers = min(self._workers, len(units))
+        workers = min(self.workers, len(units))
         rows = [{"unit": pickle.dumps(u)} for u in units]
         data = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
             _Actor,
@@ -114,6 +120,14 @@ class RayEngine:
         """Ends the embedded cluster and its processes; one that was there before is left alone."""
         if self._owns:
             ray.shutdown()
+
+
+def _refuse_dashboard(address: str) -> None:
+    if address.startswith(("http://", "https://")):
+        raise InputError(
+            f"RAY_ADDRESS is {printable(address)}, a dashboard, to which jobs are sent: give it to "
+            "`videoflow submit --address`, or unset RAY_ADDRESS to run on this machine"
+        )
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from videoflow.cli import data, explain, health, jobs, run, store
+from videoflow.cli import data, explain, health, jobs, run, store, submit
 
 app = typer.Typer(
     name="videoflow",
@@ -15,6 +15,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 run.register(app)
+submit.register(app)
 jobs.register(app)
 explain.register(app)
 data.register(app)

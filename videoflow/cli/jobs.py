@@ -12,9 +12,12 @@ import typer
 from videoflow.cli.data import RootArg
 from videoflow.cli.progress import say
 from videoflow.cli.run import JsonOpt, run_job
+from videoflow.cli.submit import AddressOpt, PythonOpt, WithOpt, hand_over
 from videoflow.dataset.catalog import Catalog
-from videoflow.errors import QueryError
+from videoflow.errors import QueryError, VideoflowError
 from videoflow.jobrecord import RUNNING, all_jobs, asked, find_job, record_path, silence_seconds
+from videoflow.jobs import FAILED, RayJobs, why_failed
+from videoflow.submission import submission_of_resume
 
 JobArg = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or the beginning of it.")]
 FollowOpt = Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")]
@@ -56,15 +59,27 @@ def status(root: RootArg, job: JobArg, follow: FollowOpt = False, as_json: JsonO
         time.sleep(FOLLOW_SECONDS)
 
 
-def logs(root: RootArg, job: JobArg) -> None:
-    """Print what a job said: its notes, and when its stages began and ended."""
+def logs(root: RootArg, job: JobArg, address: AddressOpt = None) -> None:
+    """Print what a job said: its notes, and when its stages began and ended. With --address: all that a submitted job
+    printed, also where it never began.
+    """
+    if address:
+        _print_output(RayJobs(address), _submission(root, job))
+        return
     where = Catalog.open(root).root
     log = where.get(record_path(find_job(where, job)["job"], ".log"))
     say(log.decode().rstrip("\n") if log else "nothing yet")
 
 
-def cancel(root: RootArg, job: JobArg) -> None:
-    """Ask a running job to stop, as Ctrl-C does; it does so within seconds and can be resumed."""
+def cancel(root: RootArg, job: JobArg, address: AddressOpt = None) -> None:
+    """Ask a running job to stop, as Ctrl-C does; it does so within seconds and can be resumed. With --address: through
+    the cluster it was submitted to, also before it has begun.
+    """
+    if address:
+        if not RayJobs(address).stop(submission := _submission(root, job)):
+            raise _unknown(submission, address)
+        say(f"asked the cluster to stop job {job}")
+        return
     where = Catalog.open(root).root
     record = find_job(where, job)
     if record["state"] != RUNNING:
@@ -73,19 +88,53 @@ def cancel(root: RootArg, job: JobArg) -> None:
     say(f"asked job {record['job']} to stop; `videoflow status {root} {record['job']} -f` waits for it")
 
 
-def resume(root: RootArg, job: JobArg, as_json: JsonOpt = False) -> None:
-    """Run what a job was asked to do again: only what is missing is computed. Exit codes as those of run."""
+def resume(
+    root: RootArg,
+    job: JobArg,
+    address: AddressOpt = None,
+    python: PythonOpt = None,
+    take: WithOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Run what a job was asked to do again: only what is missing is computed. Exit codes as those of run. With
+    --address a cluster does it, as after submit.
+    """
     record = find_job(Catalog.open(root).root, job)
     if record["state"] == RUNNING:
         raise QueryError(f"job {record['job']} is running; `videoflow cancel {root} {record['job']}` stops it")
     recipe, sources, name, options = asked(record)
+    if address:
+        submission = submission_of_resume(recipe, record["job"], root=root, take=take or [], python=python)
+        hand_over(RayJobs(address), submission, root=root, as_json=as_json)
+        return
     run_job(recipe, sources, root=root, name=name, options=options, as_json=as_json, resumes=record["job"])
+
+
+def _submission(root: str, job: str) -> str:
+    """What the cluster knows a job by: its submission's id, or what was given if the job has not begun yet."""
+    try:
+        record = find_job(Catalog.open(root).root, job)
+    except VideoflowError:
+        return job
+    return str(record.get("submission") or record["job"])
+
+
+def _print_output(client: RayJobs, submission: str) -> None:
+    info = client.info(submission)
+    if info is None:
+        raise _unknown(submission, client.address)
+    say(client.logs(submission).rstrip("\n"))
+    say(why_failed(info) if info["status"] == FAILED else f"to the cluster it is {info['status'].lower()}")
+
+
+def _unknown(submission: str, address: str) -> QueryError:
+    return QueryError(f"the cluster at {address} knows no job {submission!r}")
 
 
 def _short(r: dict[str, Any]) -> dict[str, Any]:
     summary = r.get("summary") or {}
-    keys = ("job", "state", "name", "resumes", "started", "ended", "heartbeat", "stage", "host", "pid", "error")
-    return {**{k: r.get(k) for k in keys}, "recipe": r["recipe"].get("name"), "version": summary.get("version")}
+    keys = "job state name resumes submission started ended heartbeat stage host pid error"
+    return {**{k: r.get(k) for k in keys.split()}, "recipe": r["recipe"].get("name"), "version": summary.get("version")}
 
 
 def _did(r: dict[str, Any]) -> str:
@@ -112,6 +161,8 @@ def _told(r: dict[str, Any]) -> str:
     ]
     if r.get("resumes"):
         lines.append(f"  resumes {r['resumes']}")
+    if r.get("submission"):
+        lines.append(f"  submitted to a Ray cluster as {r['submission']}")
     for stage, c in (r.get("stages") or {}).items():
         frames = f", {c['frames_decoded']} frames" if c["frames_decoded"] else ""
         bad = f", {c['quarantined']} quarantined" if c["quarantined"] else ""

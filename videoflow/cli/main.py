@@ -10,11 +10,8 @@ import signal
 import sys
 from types import FrameType
 
+from videoflow.cli.stop import Stopped
 from videoflow.errors import EXIT_INTERRUPTED, EXIT_SYSTEM, VideoflowError
-
-
-class Stopped(BaseException):
-    """Ctrl-C or SIGTERM. Not a KeyboardInterrupt, which the command line library would answer in its own words."""
 
 
 def main() -> None:
@@ -27,8 +24,8 @@ def main() -> None:
         app()
     except VideoflowError as e:
         _fail(str(e), e.exit_code)
-    except (Stopped, KeyboardInterrupt):
-        _fail("stopped; run the same command again to go on where it stopped", EXIT_INTERRUPTED)
+    except (Stopped, KeyboardInterrupt) as e:
+        _fail(str(e) or "stopped; run the same command again to go on where it stopped", EXIT_INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has gone, e.g. head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_SYSTEM)

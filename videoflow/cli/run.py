@@ -17,9 +17,12 @@ from videoflow.estimate import estimate_frames_bytes
 from videoflow.execute import JobOptions, JobSummary
 from videoflow.identify import identify
 from videoflow.job import Job
+from videoflow.jobrecord import record_path
+from videoflow.jobs import submitted
 from videoflow.plan import Plan, StageForecast, forecast
 from videoflow.recipe import Recipe
 from videoflow.sources import scan
+from videoflow.store.layout import Root
 
 RecipeArg = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name (clips) or a .yaml or .py file.")]
 SourceOpt = Annotated[
@@ -140,14 +143,34 @@ def run_job(
     resumes: str | None = None,
 ) -> None:
     """Run a job in front of a user and exit with its code."""
+    job, submission = _known_as(root)
     with make_progress() as progress:
-        job = Job(recipe, sources, root=root, name=name, options=options, progress=progress, resumes=resumes)
-        summary = job.run()
+        summary = Job(
+            recipe,
+            sources,
+            root=root,
+            name=name,
+            options=options,
+            progress=progress,
+            resumes=resumes,
+            job=job,
+            submission=submission,
+        ).run()
     if as_json:
         print(json.dumps({k: getattr(summary, k) for k in JSON_KEYS}))
     else:
         _print_summary(summary, recipe, root)
     raise typer.Exit(summary.exit_code)
+
+
+def _known_as(root: str) -> tuple[str | None, str | None]:
+    """A submitted job's id, unless an earlier command of the submission took it, and the submission's."""
+    us = submitted()
+    if us is None:
+        return None, None
+    where = Root.at(root)
+    is_taken = us.job is not None and where.exists() and where.has(record_path(us.job))
+    return (None if is_taken else us.job), us.submission
 
 
 #: The object that `run --json` prints as its last line.
@@ -185,8 +208,6 @@ def _print_summary(s: JobSummary, recipe: Recipe, root: str) -> None:
 
 def _catalog_or_scratch(root: str) -> Catalog:
     """The catalog at a root; where there is none, an empty one that is thrown away (planning writes nothing)."""
-    from videoflow.store.layout import Root
-
     if Root.at(root).exists():
         return Catalog.open(root)
     import atexit

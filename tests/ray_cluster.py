@@ -1,0 +1,98 @@
+"""A Ray cluster of one node for tests: `ray start --head` with a dashboard, a token, and an interpreter not on PATH."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+TOKEN = "a-token-that-only-this-cluster-knows-0123456789"
+START_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """``token_file``: holds what the head asks for."""
+
+    address: str
+    token_file: Path
+    gcs: str  # what nodes and drivers join by
+    num_cpus: int
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [s.getsockname()[1] for s in sockets]
+
+
+@contextlib.contextmanager
+def ray_cluster(num_cpus: int = 3) -> Iterator[Cluster]:
+    """A head that runs until the block ends. PATH on it leads to interpreters that fail; Ray's own is another."""
+    home = Path(tempfile.mkdtemp(prefix="vf-ray-"))  # short: Ray puts sockets below it
+    for name in ("python", "python3"):
+        (home / "bin").mkdir(exist_ok=True)
+        (home / "bin" / name).write_text("#!/bin/sh\necho 'the interpreter on PATH' >&2\nexit 9\n")
+        (home / "bin" / name).chmod(0o755)
+    port, dashboard, agent, metrics, client = free_ports(5)
+    env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    env |= {"PATH": f"{home / 'bin'}:/usr/bin:/bin", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+    command = [Path(sys.executable).with_name("ray"), "start", "--head", "--block", "--disable-usage-stats"]
+    options = {
+        "port": port,
+        "dashboard-port": dashboard,
+        "dashboard-host": "127.0.0.1",
+        "dashboard-agent-listen-port": agent,
+        "metrics-export-port": metrics,
+        "ray-client-server-port": client,
+        "num-cpus": num_cpus,
+        "object-store-memory": 128 << 20,
+        "temp-dir": home / "t",
+    }
+    command += [f"--{k}={v}" for k, v in options.items()]
+    (home / "token").write_text(TOKEN)
+    with (home / "head.log").open("wb") as log:
+        head = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+    try:
+        address = f"http://127.0.0.1:{dashboard}"
+        _wait(head, address, home / "head.log")
+        yield Cluster(address, home / "token", f"127.0.0.1:{port}", num_cpus)
+    finally:
+        _end(head)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _wait(head: subprocess.Popen[bytes], address: str, log: Path) -> None:
+    request = urllib.request.Request(f"{address}/api/version", headers={"Authorization": f"Bearer {TOKEN}"})
+    until = time.monotonic() + START_SECONDS
+    while time.monotonic() < until and head.poll() is None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5):
+            return
+        time.sleep(0.3)
+    raise AssertionError(f"ray start did not come up: {log.read_text()[-2000:]}")
+
+
+def _end(head: subprocess.Popen[bytes]) -> None:
+    """The head and all that came of it, and nothing else."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        ours = psutil.Process(head.pid).children(recursive=True)
+        head.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            head.wait(timeout=5)
+        head.kill()
+        for process in ours:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+    head.wait()
