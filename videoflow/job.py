@@ -25,6 +25,7 @@ from videoflow.plan import CLIPS, FRAMES, Plan
 from videoflow.recipe import BuiltStage, Recipe
 from videoflow.sources import Scan, scan
 from videoflow.store.reader import PART, ROW_ID, rows_of
+from videoflow.telemetry.watch import JobWatch
 from videoflow.unit import UnitReport, engine_path
 
 
@@ -41,6 +42,7 @@ class Job:
         options: JobOptions,
         progress: Progress,
         resumes: str | None = None,
+        watch: JobWatch | None = None,
     ) -> None:
         self.id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         self._recipe = recipe
@@ -49,6 +51,7 @@ class Job:
         self._options = options
         self._progress = progress
         self._resumes = resumes
+        self.watch = watch or JobWatch()
         self.summary = JobSummary(self.id)
 
     def run(self) -> JobSummary:
@@ -84,13 +87,14 @@ class Job:
     def _run(self, catalog: Catalog, built: Sequence[BuiltStage], found: Scan) -> None:
         self._progress.begin("sources", len(found.files), "files")
         one = UnitReport((), 1)
-        identified = identify(catalog, found, job=self.id, on_file=lambda: self._progress.advance("sources", one))
+        with self.watch.sources(found.files):
+            identified = identify(catalog, found, job=self.id, on_file=lambda: self._progress.advance("sources", one))
         self._note_sources(identified, found)
         by = self._recipe.split_by
         if by != "video" and not any(by in v.metadata for v in identified.videos):
             raise SourceError(f"split_by: {by!r} is no column of these sources' metadata; without it splits would leak")
         plan = Plan(catalog.root, catalog.ledger, self._recipe, built, identified.videos)
-        with Execution(plan, self.id, self._options, self._progress, self.summary) as execution:
+        with Execution(plan, self.id, self._options, self._progress, self.summary, watch=self.watch) as execution:
             execution.recover()
             execution.decode()
             for b in plan.row_stages:
@@ -152,7 +156,8 @@ class Job:
     def _begin(self, catalog: Catalog) -> JobRecord:
         description = describe(self._recipe, self._sources, self._name, self._options)
         description["resumes"] = self._resumes
-        record = JobRecord(catalog.root, self.id, description, self._progress)
+        record = JobRecord(catalog.root, self.id, description, self._progress, watch=self.watch)
+        self.watch.start(self.id)
         record.start()
         self._progress = record.progress
         self._progress.note(f"job {self.id}")
@@ -160,6 +165,9 @@ class Job:
 
     def _end(self, record: JobRecord, state: str, began: float, error: str | None = None) -> None:
         self.summary.seconds = round(time.monotonic() - began, 3)
+        self.watch.stop()
+        if said := self.watch.verdict():
+            self._progress.note(said)
         try:
             record.end(state, self.summary.to_dict(), error)
         except Exception:

@@ -18,6 +18,7 @@ from videoflow.stage import Stage, load_object
 from videoflow.store.commit import UnitRecord
 from videoflow.store.layout import Root
 from videoflow.store.writer import Target
+from videoflow.telemetry.meter import WorkerSnapshot
 
 ENGINE_GROUP = "videoflow.engines"
 
@@ -86,7 +87,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class UnitReport:
-    """What a worker hands back: staged records and counts."""
+    """What a worker hands back: staged records and counts, and what it has done so far (None: it does not tell)."""
 
     records: tuple[UnitRecord, ...]
     items: int
@@ -94,11 +95,15 @@ class UnitReport:
     decoded_videos: int = 0
     frames_decoded: int = 0
     seconds: float = 0.0
+    worker: WorkerSnapshot | None = None
 
 
 class Engine(Protocol):
     """Runs units on workers. Made once a job; ``run`` may be called several times; ``close`` leaves no process
     behind.
+
+    It may also have ``watch() -> Sequence[WorkerSnapshot]``, how its workers are now, and ``waiting() -> int``, how
+    many finished units lie there and wait to be taken: both are asked while ``run`` runs, ``watch`` from any thread.
     """
 
     def run(self, units: Sequence[Unit]) -> Iterator[UnitReport]:

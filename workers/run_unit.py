@@ -30,6 +30,7 @@ from videoflow.store.commit import UnitRecord, stage_unit, unit_id
 from videoflow.store.ledger import DONE, FILTERED, QUARANTINED, ItemResult
 from videoflow.store.reader import rows_of
 from videoflow.store.writer import write_rows
+from videoflow.telemetry.meter import count, counted, metered, metered_entry, span
 from videoflow.unit import ClipItem, DecodeItem, RowsItem, StageWork, Unit, UnitReport
 from workers.sandbox import DecodedVideo, Sandbox, spool_folder
 
@@ -91,6 +92,7 @@ class UnitRunner:
             stage.teardown()
         self._stages.clear()
 
+    @metered("start_up")
     def _live(self, work: StageWork) -> Stage:
         if work.fingerprint not in self._stages:
             live = copy.deepcopy(work.stage)  # units of one process share the description: the live stage is ours
@@ -125,6 +127,7 @@ class UnitRunner:
     def _decode_one(self, unit: Unit, item: DecodeItem, folder: str) -> DecodedVideo:
         works = [(w.fingerprint, w.stage) for w in unit.works if isinstance(w.stage, PassConsumer)]
         with fetched(item, self._hosts) as path:
+            count(bytes_read=item.size)
             return self._sandbox.decode(path, video_key=item.video_key, stream=unit.stream, works=works, folder=folder)
 
     def _write_pass(
@@ -160,6 +163,7 @@ class UnitRunner:
 
     # -- rows of other stages ----------------------------------------------------------------------------------------
 
+    @metered("process")
     def _rows(self, unit: Unit, stage: VideoStage) -> UnitReport:
         work = unit.works[0]
         live = self._live(work)
@@ -184,6 +188,7 @@ class UnitRunner:
 
     # -- cached frames of clips --------------------------------------------------------------------------------------
 
+    @metered("process")
     def _clips(self, unit: Unit, stage: ClipStage) -> UnitReport:
         work = unit.works[0]
         live = self._live(work)
@@ -227,12 +232,16 @@ class UnitRunner:
             return [failure]
         return [self._products(stage, reader, [item])[0] for item in batch]
 
+    @metered("read")
     def _load(self, reader: ClipReader, item: ClipItem) -> ClipFrames:
         (encoded,) = reader.read([item.clip], [item.wanted])
-        (video,) = self._engine.decode([encoded], size=None, fit="crop")
+        count(bytes_read=sum(len(p) for p in encoded.payloads))
+        with span("unpack"):
+            (video,) = self._engine.decode([encoded], size=None, fit="crop")
         return ClipFrames(item.clip.clip_key, item.video_key, video, encoded.pts_seconds)
 
 
+@metered_entry("fetch")
 @contextlib.contextmanager
 def fetched(item: DecodeItem, hosts: HostWatch) -> Iterator[str]:
     """A local path of the item's bytes: its own, or a temporary copy of a remote object.
@@ -297,8 +306,10 @@ def _report(record: UnitRecord) -> UnitReport:
     return UnitReport((record,), items=len(record.items), quarantined=bad)
 
 
+@metered("write")
 def _stage(unit: Unit, work: StageWork, results: list[ItemResult], batches: Iterator[pa.RecordBatch]) -> UnitRecord:
-    fragments = write_rows(unit.root, work.target, work.stage.schema(), batches, expected=sum(r.rows for r in results))
+    expected = sum(r.rows for r in results)
+    fragments = write_rows(unit.root, work.target, work.stage.schema(), counted(batches), expected=expected)
     name = unit_id(work.target.stage, work.fingerprint, (r.item_key for r in results))
     return stage_unit(unit.root, UnitRecord(name, work.target, tuple(results), tuple(fragments), unit.job))
 
@@ -333,6 +344,7 @@ def _chunk_damage(pts: pa.Array, damage: tuple[tuple[int, int], ...], kind: pa.D
     return pa.array(rows, kind)
 
 
+@metered("read")
 def _read_inputs(unit: Unit) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """Rows of the input stages for all items: by stage name, then by item key. Media columns are left out."""
     wanted: dict[str, set[str]] = {}

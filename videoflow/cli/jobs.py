@@ -11,10 +11,12 @@ import typer
 
 from videoflow.cli.data import RootArg
 from videoflow.cli.progress import say
-from videoflow.cli.run import JsonOpt, run_job
+from videoflow.cli.run import JsonOpt, MetricsFileOpt, MetricsPortOpt, run_job
+from videoflow.cli.watching import job_lines, stage_lines
 from videoflow.dataset.catalog import Catalog
 from videoflow.errors import QueryError
 from videoflow.jobrecord import RUNNING, all_jobs, asked, find_job, record_path, silence_seconds
+from videoflow.telemetry.verdict import NONE, TOO_SHORT
 
 JobArg = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or the beginning of it.")]
 FollowOpt = Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")]
@@ -73,19 +75,30 @@ def cancel(root: RootArg, job: JobArg) -> None:
     say(f"asked job {record['job']} to stop; `videoflow status {root} {record['job']} -f` waits for it")
 
 
-def resume(root: RootArg, job: JobArg, as_json: JsonOpt = False) -> None:
+def resume(
+    root: RootArg,
+    job: JobArg,
+    metrics_port: MetricsPortOpt = None,
+    metrics_file: MetricsFileOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
     """Run what a job was asked to do again: only what is missing is computed. Exit codes as those of run."""
     record = find_job(Catalog.open(root).root, job)
     if record["state"] == RUNNING:
         raise QueryError(f"job {record['job']} is running; `videoflow cancel {root} {record['job']}` stops it")
     recipe, sources, name, options = asked(record)
-    run_job(recipe, sources, root=root, name=name, options=options, as_json=as_json, resumes=record["job"])
+    outlets = (metrics_port, metrics_file)
+    run_job(
+        recipe, sources, root=root, name=name, options=options, as_json=as_json, resumes=record["job"], outlets=outlets
+    )
 
 
 def _short(r: dict[str, Any]) -> dict[str, Any]:
     summary = r.get("summary") or {}
     keys = ("job", "state", "name", "resumes", "started", "ended", "heartbeat", "stage", "host", "pid", "error")
-    return {**{k: r.get(k) for k in keys}, "recipe": r["recipe"].get("name"), "version": summary.get("version")}
+    verdict = (r.get("watch") or {}).get("verdict") or {}
+    more = {"recipe": r["recipe"].get("name"), "version": summary.get("version")}
+    return {**{k: r.get(k) for k in keys}, **more, "bottleneck": verdict.get("bottleneck")}
 
 
 def _did(r: dict[str, Any]) -> str:
@@ -94,6 +107,9 @@ def _did(r: dict[str, Any]) -> str:
         stage = r.get("stage") or next(reversed(r.get("stages") or {"": {}}))
         counts = (r.get("stages") or {}).get(stage)
         at = f"{stage} {counts['done']} of {counts['total']} {counts['unit']}" if counts else "has not begun a stage"
+        verdict = (r.get("watch") or {}).get("verdict") or {}
+        if verdict.get("bottleneck", TOO_SHORT) not in (TOO_SHORT, NONE):
+            at += f", held up by {verdict['bottleneck']}"
         return f"{at}, heard of {max(silence_seconds(r), 0):.0f} s ago"
     s = r["summary"]
     videos = f"{s['done']} done, {s['filtered']} filtered, {s['quarantined']} quarantined, {s['pending']} pending"
@@ -112,10 +128,14 @@ def _told(r: dict[str, Any]) -> str:
     ]
     if r.get("resumes"):
         lines.append(f"  resumes {r['resumes']}")
+    watch = r.get("watch") or {}
     for stage, c in (r.get("stages") or {}).items():
         frames = f", {c['frames_decoded']} frames" if c["frames_decoded"] else ""
         bad = f", {c['quarantined']} quarantined" if c["quarantined"] else ""
         lines.append(f"  {stage:<12} {c['done']:>8} of {c['total']} {c['unit']}{frames}{bad}, {c['seconds']:.1f} s")
+        seen = watch.get("stages", {}).get(stage)
+        lines += [f"    {line}" for line in (stage_lines(seen) if seen else [])]
+    lines += [f"  {line}" for line in (job_lines(watch) if watch else [])]
     if r.get("error"):
         lines.append(f"  {r['error']}")
     return "\n".join(lines)
