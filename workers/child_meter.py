@@ -18,11 +18,13 @@ from videoflow.stage import PassConsumer, Product, ShownFrame, VideoHeader, Vide
 from videoflow.telemetry.meter import Division, current
 
 _BEGAN, _PASS, _SINK, _WAITED, _FRAMES, _PID, _FIRST = 0, 1, 2, 3, 4, 5, 6
-#: Riding stages that are told apart; more than that are counted with the last.
+#: Riding stages that are told apart; those of more than that stay in the decoder's time.
 MAX_RIDERS = 26
 #: On every so many frames the riders' time on a core is looked at: asking the kernel costs as much as a small rider.
 SAMPLED = 7
-TELL_NS = 500_000_000
+#: How often the decoder's waiting is told: asking costs about as much as a small frame.
+TELL_FRAMES, TELL_NS = 4, 500_000_000
+_now = time.perf_counter_ns
 _DELAYS = Path("/proc/thread-self/schedstat")  # ns on a core, ns of waiting for one, turns
 
 
@@ -43,12 +45,12 @@ class ChildMeter:
             yield
             return
         meter.child_pid = lambda: int(self.shared[_PID])
-        began_ns = time.perf_counter_ns()
+        began_ns = _now()
         with meter.divided("decode", lambda: self._tell(began_ns, names)):
             yield
 
     def _tell(self, began_ns: int, names: Sequence[str]) -> Division:
-        now = time.perf_counter_ns()
+        now = _now()
         since = self.shared[_BEGAN]
         in_pass = self.shared[_PASS] or (now - since if since else 0)  # the clock is the same for all processes
         riders: dict[str, int] = {}
@@ -64,46 +66,48 @@ class ChildMeter:
 
 
 class PassClock:
-    """The child's half: wraps one pass, its riders and its sink."""
+    """The child's half, for one pass after the other: wraps the pass, its riders and its sink."""
 
     def __init__(self, shared: Any) -> None:
         self.shared = shared
-        self._sampled_ns = self._sampled_cpu_ns = 0
-        self._told_ns = 0
+        self._sampled_ns = self._sampled_cpu_ns = self._told_ns = self._frames = 0
         shared[_PID] = os.getpid()
 
     @contextlib.contextmanager
     def passing(self) -> Iterator[None]:
         """The pass itself, from opening the file to the last row."""
-        began_ns = self._told_ns = time.perf_counter_ns()
+        began_ns = self._told_ns = _now()
         self._cpu_ns, self._delayed_ns = time.process_time_ns(), _delayed_ns()
         self.shared[_BEGAN] = self._began_ns = began_ns
+        self._sampled_ns = self._sampled_cpu_ns = self._frames = 0
         try:
             yield
         finally:
             self._tell_waited()
-            self.shared[_PASS] = time.perf_counter_ns() - began_ns
+            self.shared[_PASS] = _now() - began_ns
 
     def ride(self, consumers: Sequence[PassConsumer]) -> list[PassConsumer]:
         """The same consumers, timed; the last of them, which must not fail, also counts the frames."""
-        last = len(consumers) - 1
-        riders = [_Rider(c, self, _FIRST + min(i, MAX_RIDERS - 1), i == last) for i, c in enumerate(consumers)]
-        return [cast(PassConsumer, r) for r in riders]
+        *others, last = consumers
+        timed = [cast(PassConsumer, _Rider(c, self, _FIRST + i)) for i, c in enumerate(others[: MAX_RIDERS - 1])]
+        counting = _Rider(last, self, _FIRST + len(timed), counts=True)
+        return [*timed, *others[MAX_RIDERS - 1 :], cast(PassConsumer, counting)]
 
     def sink(self, sink: Callable[[str, dict[str, Any]], None]) -> Callable[[str, dict[str, Any]], None]:
         """The same sink, timed."""
 
         def timed(stage: str, row: dict[str, Any]) -> None:
-            began_ns = time.perf_counter_ns()
+            began_ns = _now()
             sink(stage, row)
-            self.shared[_SINK] += time.perf_counter_ns() - began_ns
+            self.shared[_SINK] += _now() - began_ns
 
         return timed
 
     def frame(self) -> None:
         """Another frame is shown."""
-        self.shared[_FRAMES] += 1
-        if time.perf_counter_ns() - self._told_ns > TELL_NS:
+        self._frames += 1
+        self.shared[_FRAMES] = self._frames
+        if self._frames % TELL_FRAMES == 0 and _now() - self._told_ns > TELL_NS:
             self._tell_waited()
 
     def sampled(self, ns: int, cpu_ns: int) -> None:
@@ -115,7 +119,7 @@ class PassClock:
         """The decoder's time off the cores: what is left of the pass without what ran, what waited for a core, and what
         the riders spent off a core (as far as the sampled calls say).
         """
-        now = self._told_ns = time.perf_counter_ns()
+        now = self._told_ns = _now()
         delayed_ns = _delayed_ns()
         if self._delayed_ns is None or delayed_ns is None:
             return
@@ -128,41 +132,54 @@ class PassClock:
 
 
 class _Rider:
-    """A consumer that is timed; whatever else is asked of it, the consumer itself answers."""
+    """A consumer that is timed; whatever else is asked of it, the consumer itself answers. Written for speed: there are
+    a few of these, and a frame may take no more than a fraction of a millisecond.
+    """
 
-    def __init__(self, inner: PassConsumer, clock: PassClock, slot: int, counts: bool) -> None:
-        self._inner, self._clock, self._slot, self._counts = inner, clock, slot, counts
-        self._calls = 0
+    def __init__(self, inner: PassConsumer, clock: PassClock, slot: int, *, counts: bool = False) -> None:
+        self._inner, self._clock, self._counts = inner, clock, counts
+        self._see, self._shared, self._slot = inner.see, clock.shared, slot
+        self._ns = self._calls = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def _timed(self, work: Callable[[], Any]) -> Any:
-        self._calls += 1
-        is_sampled = self._calls % SAMPLED == 1
-        cpu_ns = time.process_time_ns() if is_sampled else 0
-        began_ns = time.perf_counter_ns()
-        try:
-            return work()
-        finally:
-            ns = time.perf_counter_ns() - began_ns
-            self._clock.shared[self._slot] += ns
-            if is_sampled:
-                self._clock.sampled(ns, time.process_time_ns() - cpu_ns)
-
-    def begin(self, video: VideoHeader) -> None:
-        self._timed(lambda: self._inner.begin(video))
-
     def see(self, frame: ShownFrame) -> Sequence[dict[str, Any]]:
         """All of the frame's rows at once: a consumer may do its work while they are taken from it."""
+        self._calls += 1
+        if self._calls % SAMPLED == 0:
+            rows = self._looked_at(frame)
+        else:
+            began_ns = _now()
+            found = self._see(frame)
+            rows = () if found is None else list(found)
+            self._add(_now() - began_ns)
         if self._counts:
             self._clock.frame()
-        rows: list[dict[str, Any]] = self._timed(lambda: list(self._inner.see(frame) or ()))
         return rows
 
+    def _looked_at(self, frame: ShownFrame) -> Sequence[dict[str, Any]]:
+        cpu_ns, began_ns = time.process_time_ns(), _now()
+        rows = list(self._see(frame) or ())
+        ns = _now() - began_ns
+        self._clock.sampled(ns, time.process_time_ns() - cpu_ns)
+        self._add(ns)
+        return rows
+
+    def begin(self, video: VideoHeader) -> None:
+        began_ns = _now()
+        self._inner.begin(video)
+        self._add(_now() - began_ns)
+
     def finish(self, summary: VideoSummary) -> Product:
-        product: Product = self._timed(lambda: self._inner.finish(summary))
+        began_ns = _now()
+        product = self._inner.finish(summary)
+        self._add(_now() - began_ns)
         return product
+
+    def _add(self, ns: int) -> None:
+        self._ns += ns
+        self._shared[self._slot] = self._ns
 
 
 def _delayed_ns() -> int | None:

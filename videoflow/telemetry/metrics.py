@@ -138,8 +138,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class JobFigures:
-    """A job at one moment. ``workers``: those of the stage that runs. ``verdicts``: one a stage; ``verdict``: the job's,
-    one of them.
+    """A job at one moment.
+
+    Attributes:
+        workers: those of the stage that runs. verdicts: one a stage. verdict: the job's, one of them.
     """
 
     at: float

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from videoflow.errors import InputError, MissingExtra
-from videoflow.telemetry.metrics import METRICS, JobFigures
+from videoflow.telemetry.metrics import METRICS, JobFigures, Metric
 from videoflow.telemetry.watch import JobWatch
 
 DEFAULT_HOST = "127.0.0.1"
@@ -60,10 +60,13 @@ def serving(watch: JobWatch, address: str | None) -> Iterator[int | None]:
 
 
 class _Collector:
-    """Answers a scrape with what holds at that moment."""
+    """Answers a scrape with what holds at that moment. A counter never falls, or it would be taken for a restart: what
+    a decoder waited is told a little late, and then leaves one state for another.
+    """
 
     def __init__(self, watch: JobWatch) -> None:
         self._watch = watch
+        self._highest: dict[tuple[str, tuple[str, ...]], float] = {}
 
     def describe(self) -> list[Any]:
         """Asked at registration, instead of a scrape."""
@@ -79,8 +82,15 @@ class _Collector:
             kind = CounterMetricFamily if m.kind == "counter" else GaugeMetricFamily
             family = kind(m.name, m.help, labels=["job", *m.labels])
             for _, labels, value in values.get(m.name, []):
-                family.add_metric([self._watch.job, *labels], value)
+                family.add_metric([self._watch.job, *labels], self._kept(m, labels, value))
             yield family
+
+    def _kept(self, metric: Metric, labels: tuple[str, ...], value: float) -> float:
+        if metric.kind != "counter":
+            return value
+        key = (metric.name, labels)
+        self._highest[key] = max(value, self._highest.get(key, 0.0))
+        return self._highest[key]
 
 
 def samples(figures: JobFigures) -> Iterator[Sample]:
