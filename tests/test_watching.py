@@ -65,10 +65,9 @@ def status(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
 def told(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run a job and hear what `status --json` says of it."""
 
-    def run(recipe: Recipe, source: Path | str, *, engine: str = "local", root: Path | None = None) -> dict[str, Any]:
-        root = root or tmp_path / "cat"
-        assert run_job(recipe, [source], root, engine=engine).done == NUM_VIDEOS
-        found = status(root, capsys, monkeypatch)["watch"]
+    def run(recipe: Recipe, source: Path | str, **options: Any) -> dict[str, Any]:
+        assert run_job(recipe, [source], tmp_path / "cat", **options).done == NUM_VIDEOS
+        found = status(tmp_path / "cat", capsys, monkeypatch)["watch"]
         check_sums(found)
         return found
 
@@ -133,14 +132,27 @@ def test_slow_decoder(told: Any, videos: Path) -> None:
     assert "workers decoded for" in verdict["says"] and "cores" in verdict["remedy"]
 
 
-def test_slow_stage_that_rides_the_pass(told: Any, videos: Path) -> None:
-    watch = told(recipe_with("SlowRider", 0.02), videos)
+def test_slow_stage_that_rides_the_pass_and_what_people_read(
+    told: Any, videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress = Quiet()
+    watch = told(recipe_with("SlowRider", 0.02), videos, progress=progress)
     verdict = watch["verdict"]
     assert (verdict["bottleneck"], verdict["stage"]) == ("decode", "decode")
     assert "stage slow_rider" in verdict["says"] and "slow_rider cheaper" in verdict["remedy"]
     decode = watch["stages"]["decode"]
     assert decode["frames"] == NUM_VIDEOS * NUM_FRAMES
     assert decode["consumers"]["slow_rider"] >= NUM_VIDEOS * NUM_FRAMES * 0.02
+
+    assert progress.notes[-1] == verdict["says"]  # the line at the end of a run
+    (record,) = (tmp_path / "cat" / "jobs").glob("*.json")
+    monkeypatch.setattr("sys.argv", ["videoflow", "status", str(tmp_path / "cat"), record.stem])
+    with pytest.raises(SystemExit):
+        main()
+    text = capsys.readouterr().out
+    assert verdict["says"] in text and text.count("bottleneck") == 1
+    for says in ("frames/s", "2 workers: busy", "time: ", "consume: slow_rider", "8 of 8 committed", "memory: driver"):
+        assert says in text, text
 
 
 def test_slow_model(told: Any, videos: Path) -> None:
@@ -228,20 +240,6 @@ def test_a_running_job_is_seen_in_its_record_by_prometheus_and_in_the_file(
     assert len(kept) > 2 and {k["job"] for k in kept} == {job.id}
     assert kept[-1]["stages"]["decode"]["units"]["committed"] == NUM_VIDEOS and not kept[-1]["workers"]
     assert [k["at"] for k in kept] == sorted(k["at"] for k in kept)
-
-
-def test_what_people_read(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    progress = Quiet()
-    run_job(recipe_with("SlowRider", 0.02), [videos], tmp_path / "cat", progress=progress)
-    (record,) = (tmp_path / "cat" / "jobs").glob("*.json")
-    monkeypatch.setattr("sys.argv", ["videoflow", "status", str(tmp_path / "cat"), record.stem])
-    with pytest.raises(SystemExit):
-        main()
-    text = capsys.readouterr().out
-    verdict = json.loads(record.read_text())["watch"]["verdict"]["says"]
-    assert progress.notes[-1] == verdict and verdict in text and text.count("bottleneck") == 1
-    for says in ("frames/s", "2 workers: busy", "time: ", "consume: slow_rider", "8 of 8 committed", "memory: driver"):
-        assert says in text, text
 
 
 def test_a_stop_while_finished_units_wait_leaves_no_worker_behind(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
