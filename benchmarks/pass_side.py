@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import multiprocessing
 import os
 import queue
 import secrets
@@ -30,6 +31,7 @@ from videoflow.store.writer import ensure_target
 from videoflow.unit import DecodeItem, StageWork, Unit
 from workers import sandbox
 from workers.canary import canary_paths
+from workers.child_meter import ChildMeter, PassClock
 from workers.frames import Frames, FramesParams
 from workers.probe import Probe
 from workers.run_unit import UnitRunner
@@ -42,6 +44,7 @@ class NoSandbox:
 
     def __init__(self) -> None:
         sandbox._HEARTBEAT = ctypes.c_int64(0)  # what the child would count frames in
+        sandbox._CLOCK = PassClock(ChildMeter(multiprocessing).shared)
 
     def decode(
         self, path: str, *, video_key: str, stream: int | None, works: list[tuple[str, PassConsumer]], folder: str

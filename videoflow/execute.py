@@ -18,6 +18,7 @@ from videoflow.recipe import BuiltStage
 from videoflow.split import LongVideos
 from videoflow.store.commit import Committer
 from videoflow.store.writer import ensure_target
+from videoflow.telemetry.watch import JobWatch
 from videoflow.unit import Engine, StageWork, Unit, UnitReport, make_engine
 
 UNITS_PER_WORKER = 4
@@ -81,12 +82,22 @@ class JobOptions:
 class Execution:
     """Runs the stages of one plan. The engine starts with the first unit: a run with nothing to do starts nothing."""
 
-    def __init__(self, plan: Plan, job: str, options: JobOptions, progress: Progress, summary: JobSummary) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        job: str,
+        options: JobOptions,
+        progress: Progress,
+        summary: JobSummary,
+        *,
+        watch: JobWatch | None = None,
+    ) -> None:
         self._plan = plan
         self._job = job
         self._options = options
         self._progress = progress
         self._summary = summary
+        self._watch = watch or JobWatch()
         self._committer = Committer(plan.root, plan.ledger)
         self._engine: Engine | None = None
         self._long = LongVideos(self._workers * UNITS_PER_WORKER if self._workers > 1 else 0)
@@ -211,8 +222,9 @@ class Execution:
         self._progress.begin(stage, sum(len(u.items) for u in units), counted)
         began, s = time.monotonic(), self._summary
         totals = s.stages.setdefault(stage, {"items": 0, "quarantined": 0, "worker_seconds": 0.0, "seconds": 0.0})
-        for report in engine.run(units):
-            self._committer.commit(report.records)
+        for report in self._watch.reports(engine, stage, counted, units, engine.run(units)):
+            with self._watch.committing():
+                self._committer.commit(report.records)
             totals["items"] += report.items
             totals["quarantined"] += report.quarantined
             totals["worker_seconds"] += report.seconds

@@ -23,6 +23,7 @@ from videoflow.plan import CLIPS, FRAMES, Plan
 from videoflow.recipe import BuiltStage, Recipe
 from videoflow.sources import Scan, scan
 from videoflow.store.reader import PART, ROW_ID, rows_of
+from videoflow.telemetry.watch import JobWatch
 from videoflow.unit import UnitReport, engine_path
 
 
@@ -46,6 +47,7 @@ class Job:
         resumes: str | None = None,
         job: str | None = None,
         submission: str | None = None,
+        watch: JobWatch | None = None,
     ) -> None:
         self.id = job or new_job_id()
         self._submission = submission
@@ -55,6 +57,7 @@ class Job:
         self._options = options
         self._progress = progress
         self._resumes = resumes
+        self.watch = watch or JobWatch()
         self.summary = JobSummary(self.id)
 
     def run(self) -> JobSummary:
@@ -90,13 +93,14 @@ class Job:
     def _run(self, catalog: Catalog, built: Sequence[BuiltStage], found: Scan) -> None:
         self._progress.begin("sources", len(found.files), "files")
         one = UnitReport((), 1)
-        identified = identify(catalog, found, job=self.id, on_file=lambda: self._progress.advance("sources", one))
+        with self.watch.sources(found.files):
+            identified = identify(catalog, found, job=self.id, on_file=lambda: self._progress.advance("sources", one))
         self._note_sources(identified, found)
         by = self._recipe.split_by
         if by != "video" and not any(by in v.metadata for v in identified.videos):
             raise SourceError(f"split_by: {by!r} is no column of these sources' metadata; without it splits would leak")
         plan = Plan(catalog.root, catalog.ledger, self._recipe, built, identified.videos)
-        with Execution(plan, self.id, self._options, self._progress, self.summary) as execution:
+        with Execution(plan, self.id, self._options, self._progress, self.summary, watch=self.watch) as execution:
             execution.recover()
             execution.decode()
             for b in plan.row_stages:
@@ -158,7 +162,8 @@ class Job:
     def _begin(self, catalog: Catalog) -> JobRecord:
         description = describe(self._recipe, self._sources, self._name, self._options)
         description |= {"resumes": self._resumes, "submission": self._submission}
-        record = JobRecord(catalog.root, self.id, description, self._progress)
+        record = JobRecord(catalog.root, self.id, description, self._progress, watch=self.watch)
+        self.watch.start(self.id)
         record.start()
         self._progress = record.progress
         self._progress.note(f"job {self.id}")
@@ -166,6 +171,9 @@ class Job:
 
     def _end(self, record: JobRecord, state: str, began: float, error: str | None = None) -> None:
         self.summary.seconds = round(time.monotonic() - began, 3)
+        self.watch.stop()
+        if said := self.watch.verdict():
+            self._progress.note(said)
         try:
             record.end(state, self.summary.to_dict(), error)
         except Exception:

@@ -1,8 +1,9 @@
 """Job records: what the catalog knows of every run, while it runs and afterwards.
 
 ``jobs/<job>.json`` holds what was asked (enough to run it again), the state (running | finished | stopped | cancelled),
-a heartbeat and counts by stage; ``.log`` what the job said; ``.cancel`` is put by whoever wants it stopped. The job
-itself writes the first two, every few seconds, from a thread of its own, and looks for the third in the same breath.
+a heartbeat, counts by stage and what the watch sees (docs/watching.md); ``.log`` what the job said; ``.cancel`` is put
+by whoever wants it stopped. The job itself writes the first two, every few seconds, from a thread of its own, and looks
+for the third in the same breath.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from videoflow.execute import JobOptions, Progress
 from videoflow.recipe import Recipe, parse
 from videoflow.sources import printable
 from videoflow.store.layout import Root
+from videoflow.telemetry.watch import JobWatch
 from videoflow.unit import UnitReport
 
 RUNNING, FINISHED, STOPPED, CANCELLED, LOST = "running", "finished", "stopped", "cancelled", "lost"
@@ -226,9 +228,12 @@ class RecordedProgress:
 class JobRecord:
     """The record of the job that runs in this process. ``start`` … ``settle`` … ``end``."""
 
-    def __init__(self, root: Root, job: str, description: dict[str, Any], inner: Progress) -> None:
+    def __init__(
+        self, root: Root, job: str, description: dict[str, Any], inner: Progress, watch: JobWatch | None = None
+    ) -> None:
         self._root = root
         self._job = job
+        self._watch = watch
         self.progress = RecordedProgress(inner, self._stop_if_asked)
         self.cancelled = False
         self._data = {"job": job, **description, "started": _now(), "state": RUNNING, **_process()}
@@ -281,7 +286,8 @@ class JobRecord:
             self._ended = last
             progress = self.progress
             counts = {k: dict(v) for k, v in list(progress.stages.items())}
-            self._data.update(heartbeat=_now(), stage=progress.stage, stages=counts)
+            watch = self._watch.figures().to_dict() if self._watch else None
+            self._data.update(heartbeat=_now(), stage=progress.stage, stages=counts, watch=watch)
             self._root.put(record_path(self._job), json.dumps(self._data, indent=1, default=str).encode())
             lines = list(progress.lines)
             if lines and lines[-1] != self._last_logged:

@@ -18,6 +18,7 @@ from videoflow.stage import Stage, load_object
 from videoflow.store.commit import UnitRecord
 from videoflow.store.layout import Root
 from videoflow.store.writer import Target
+from videoflow.telemetry.meter import WorkerSnapshot
 
 ENGINE_GROUP = "videoflow.engines"
 
@@ -145,7 +146,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class UnitReport:
-    """What a worker hands back: staged records and counts.
+    """What a worker hands back: staged records and counts, and what it has done so far (None: it does not tell).
 
     ``splits``: parts by video key, empty where a video cannot be cut; ``parts``: decoded parts; ``unfit``: videos that
     must be decoded unsplit after all, and why.
@@ -160,11 +161,15 @@ class UnitReport:
     splits: dict[str, tuple[VideoPart, ...]] = field(default_factory=dict)
     parts: tuple[PartResult, ...] = ()
     unfit: dict[str, str] = field(default_factory=dict)
+    worker: WorkerSnapshot | None = None
 
 
 class Engine(Protocol):
     """Runs units on workers. Made once a job; ``run`` may be called several times; ``close`` leaves no process
     behind.
+
+    It may also have ``watch() -> Sequence[WorkerSnapshot]``, how its workers are now, and ``waiting() -> int``, how
+    many finished units lie there and wait to be taken: both are asked while ``run`` runs, ``watch`` from any thread.
 
     Attributes:
         workers: how many units run at a time.

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from videoflow.errors import MOVED_UNDER_THE_JOB, MediaError, first_line
 from videoflow.persist import HostWatch, persist
+from videoflow.telemetry.meter import metered_entry
 from videoflow.unit import DecodeItem
 
 
+@metered_entry("fetch")
 @contextlib.contextmanager
 def fetched(item: DecodeItem, hosts: HostWatch) -> Iterator[str]:
     """A local path of the item's bytes: its own, or a temporary copy of a remote object.

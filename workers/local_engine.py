@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import os
 import queue
+import secrets
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 
+from videoflow.telemetry.meter import Meter, WorkerSnapshot
 from videoflow.unit import Unit, UnitReport
 from workers.run_unit import Cancelled, UnitRunner
+from workers.watched import run_watched
+
+#: Finished units that may wait for the driver, a worker: then workers wait too, and memory stays flat.
+HAND_OVER_PER_WORKER = 2
+STOP_POLL_SECONDS = 0.1
 
 
 class LocalEngine:
@@ -23,16 +31,21 @@ class LocalEngine:
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._runners: list[UnitRunner] = []
+        self._meters: list[Meter] = []
+        self._given = 0
 
     def run(self, units: Sequence[Unit]) -> Iterator[UnitReport]:
         """Reports as units end; the first failure of a worker is raised after the others have stopped."""
         todo: queue.SimpleQueue[Unit] = queue.SimpleQueue()
         for unit in units:
             todo.put(unit)
-        ended: queue.SimpleQueue[UnitReport | BaseException | None] = queue.SimpleQueue()
         count = min(self.workers, len(units))
+        ended: queue.Queue[UnitReport | BaseException | None] = queue.Queue(HAND_OVER_PER_WORKER * count)
         self._stop.clear()
-        self._threads = [threading.Thread(target=self._work, args=(todo, ended), daemon=True) for _ in range(count)]
+        self._given = 0
+        self._meters = self._new_meters(count)
+        work = [(todo, ended, meter) for meter in self._meters]
+        self._threads = [threading.Thread(target=self._work, args=args, daemon=True) for args in work]
         for thread in self._threads:
             thread.start()
         running = count
@@ -44,11 +57,28 @@ class LocalEngine:
                 self.close()
                 raise report
             else:
+                self._given += 1
                 yield report
         self._join()
         self._runners = []
+        for meter in self._meters:
+            meter.end()
 
-    def _work(self, todo: queue.SimpleQueue[Unit], ended: queue.SimpleQueue[UnitReport | BaseException | None]) -> None:
+    def _new_meters(self, count: int) -> list[Meter]:
+        run, here = secrets.token_hex(4), f"{socket.gethostname()}:{os.getpid()}"
+        return [Meter(f"{run}/{i}", f"{here}/{i}") for i in range(count)]
+
+    def watch(self) -> list[WorkerSnapshot]:
+        """How the workers are now."""
+        return [meter.snapshot() for meter in self._meters]
+
+    def waiting(self) -> int:
+        """Finished units that nobody has taken yet."""
+        return sum(meter.num_units for meter in self._meters) - self._given
+
+    def _work(
+        self, todo: queue.SimpleQueue[Unit], ended: queue.Queue[UnitReport | BaseException | None], meter: Meter
+    ) -> None:
         runner = UnitRunner(memory_bytes=self._memory)
         self._runners.append(runner)
         try:
@@ -57,14 +87,27 @@ class LocalEngine:
                     unit = todo.get_nowait()
                 except queue.Empty:
                     return
-                ended.put(runner.run(unit))
+                report = run_watched(runner, unit, meter)
+                with meter.span("hand_over"):
+                    self._hand_over(ended, report)
         except Cancelled:
             return
         except BaseException as e:
-            ended.put(e)
+            self._hand_over(ended, e)
         finally:
             runner.close()
-            ended.put(None)
+            self._hand_over(ended, None)
+
+    def _hand_over(
+        self, ended: queue.Queue[UnitReport | BaseException | None], what: UnitReport | BaseException | None
+    ) -> None:
+        """Put it where the driver takes it; after a stop nobody does, and what is staged stays."""
+        while not self._stop.is_set():
+            try:
+                ended.put(what, timeout=STOP_POLL_SECONDS)
+            except queue.Full:
+                continue
+            return
 
     def _join(self) -> None:
         for thread in self._threads:

@@ -10,13 +10,19 @@ import contextlib
 import logging
 import os
 import pickle
+import secrets
+import socket
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from videoflow.errors import InputError, MissingExtra, SystemFailure, VideoflowError
 from videoflow.sources import printable
+from videoflow.telemetry.meter import Meter, WorkerSnapshot
+from videoflow.telemetry.watch import SAMPLE_SECONDS
 from videoflow.unit import Unit, UnitReport
 
 try:
@@ -28,24 +34,54 @@ except ImportError as e:  # pragma: no cover - exercised by the wheel's smoke te
 
 #: Ray's object store holds descriptors and reports only.
 OBJECT_STORE_BYTES = 256 << 20
+#: The driver waits this long for what workers have written; a busy cluster may answer the next time.
+BOARD_SECONDS = 2.0
+
+
+class _Board:
+    """An actor of its own on which workers write how they are, for the driver to read while units run."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, WorkerSnapshot] = {}
+
+    def put(self, snapshot: WorkerSnapshot) -> None:
+        self._newest[snapshot.key] = snapshot
+
+    def of_run(self, run: str) -> list[WorkerSnapshot]:
+        """The newest of each worker of a run; older runs are forgotten."""
+        self._newest = {k: w for k, w in self._newest.items() if k.startswith(f"{run}/")}
+        return list(self._newest.values())
 
 
 class _Actor:
     """One worker process: units in, reports out, both pickled."""
 
-    def __init__(self, memory_bytes: int | None) -> None:
+    def __init__(self, memory_bytes: int | None, board: Any, run: str) -> None:
         import cv2
 
         from workers.run_unit import UnitRunner
 
         cv2.setNumThreads(1)
         self._runner = UnitRunner(memory_bytes=memory_bytes)
+        here, pid = socket.gethostname(), os.getpid()
+        self._meter = Meter(f"{run}/{here}:{pid}:{secrets.token_hex(2)}", f"{here}:{pid}", pid=pid)
+        threading.Thread(target=self._tell, args=(board,), name="watch", daemon=True).start()
+
+    def _tell(self, board: Any) -> None:
+        while True:
+            try:
+                board.put.remote(self._meter.snapshot())
+            except Exception:  # the driver is gone, and this process soon
+                return
+            time.sleep(SAMPLE_SECONDS)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        from workers.watched import run_watched
+
         answers = []
         for data in batch["unit"]:
             try:
-                answers.append(pickle.dumps(self._runner.run(pickle.loads(data))))
+                answers.append(pickle.dumps(run_watched(self._runner, pickle.loads(data), self._meter)))
             except VideoflowError as e:  # the system's failure: the driver raises it, the pool is not retried
                 answers.append(pickle.dumps(e))
         return {"report": answers}
@@ -78,6 +114,8 @@ class RayEngine:
                 raise SystemFailure(f"cannot start Ray: {str(e).splitlines()[0]}") from e
         #: Nodes that an autoscaler has yet to start are not counted: there the number has to be told.
         self.workers = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self._board: Any = ray.remote(num_cpus=0)(_Board).remote()
+        self._run, self._asking = "", threading.Lock()
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
         context.print_on_execution_start = False
@@ -99,10 +137,11 @@ class RayEngine:
             SystemFailure: a worker's, or Ray's own.
         """
         workers = min(self.workers, len(units))
+        self._run = secrets.token_hex(4)
         rows = [{"unit": pickle.dumps(u)} for u in units]
         data = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
             _Actor,
-            fn_constructor_args=(self._memory,),
+            fn_constructor_args=(self._memory, self._board, self._run),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=workers),
             num_cpus=1,
@@ -116,8 +155,19 @@ class RayEngine:
         except (ray.exceptions.RayError, RuntimeError) as e:
             raise SystemFailure(f"Ray stopped the job: {_last_line(e)}; run the same command again to resume") from e
 
+    def watch(self) -> list[WorkerSnapshot]:
+        """How the workers are now, or were a moment ago."""
+        with self._asking:
+            if self._board is None:
+                return []
+            found: list[WorkerSnapshot] = ray.get(self._board.of_run.remote(self._run), timeout=BOARD_SECONDS)
+            return found
+
     def close(self) -> None:
         """Ends the embedded cluster and its processes; one that was there before is left alone."""
+        with self._asking, contextlib.suppress(Exception):  # a question after the end would start Ray anew
+            board, self._board = self._board, None
+            ray.kill(board)
         if self._owns:
             ray.shutdown()
 

@@ -16,10 +16,11 @@ from videoflow.stage import Margin, PassConsumer
 from videoflow.store.commit import UnitRecord
 from videoflow.store.ledger import DONE, ItemResult
 from videoflow.store.writer import write_rows
+from videoflow.telemetry.meter import counted, span
 from videoflow.unit import JoinItem, PartItem, PartResult, SplitItem, StageWork, Unit, UnitReport, VideoPart
 from workers.fetch import fetched
 from workers.parts import DecodedPart, Unfit, decode_part, find_parts, joined, joined_probe, widest
-from workers.sandbox import DecodedVideo, Heartbeat, Sandbox, Spool, set_up, spool_folder
+from workers.sandbox import DecodedVideo, Heartbeat, Sandbox, Spool, clock, set_up, spool_folder
 from workers.write_unit import batches_of, head_columns, spooled, stage_rows
 
 PROBE = "probe"
@@ -81,13 +82,16 @@ def _part(unit: Unit, item: PartItem, sandbox: Sandbox, hosts: HostWatch, folder
     video, number = item.video.video_key, item.part.number
     works = _works(unit)
     with fetched(item.video, hosts) as path:
-        decoded, spool = sandbox.run(_decode_in_child, path, item, unit.stream, works, folder)
+        task = (path, item, unit.stream, works, folder)
+        decoded, spool = sandbox.run(_decode_in_child, *task, riders=[stage.name for _, stage in works])
     written: dict[str, tuple[str, ...]] = {}
     for work in unit.works:
         name = work.stage.name
         result = ItemResult(pass_item_key(video, unit.stream, work.fingerprint), video, video, rows=spool.rows[name])
-        rows = spooled(work.stage, result, spool) if result.rows else iter(())
-        written[name] = tuple(write_rows(unit.root, work.target, work.stage.schema(), rows, expected=result.rows))
+        rows = counted(spooled(work.stage, result, spool) if result.rows else iter(()))
+        with span("write"):
+            fragments = write_rows(unit.root, work.target, work.stage.schema(), rows, expected=result.rows)
+        written[name] = tuple(fragments)
     return PartResult(
         video,
         number,
@@ -108,15 +112,16 @@ def _decode_in_child(
     consumers = set_up(works)
     spool = Spool(folder, f"{video_key}-{item.part.number}", consumers)
     try:
-        decoded = decode_part(
-            path,
-            video_key=video_key,
-            part=item.part,
-            margin=_margin(consumers),
-            consumers=[*consumers, Heartbeat()],
-            sink=spool.add,
-            stream=stream,
-        )
+        with clock().passing():
+            decoded = decode_part(
+                path,
+                video_key=video_key,
+                part=item.part,
+                margin=_margin(consumers),
+                consumers=clock().ride([*consumers, Heartbeat()]),
+                sink=clock().sink(spool.add),
+                stream=stream,
+            )
     finally:
         spool.close()
     rows = DecodedVideo(decoded.stream, len(decoded.pts), (), {}, {}, spool.paths, spool.rows)

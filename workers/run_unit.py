@@ -23,6 +23,7 @@ from videoflow.stage import ClipFrames, ClipStage, Item, PassConsumer, Product, 
 from videoflow.store.commit import UnitRecord
 from videoflow.store.ledger import DONE, FILTERED, QUARANTINED, ItemResult
 from videoflow.store.reader import rows_of
+from videoflow.telemetry.meter import count, metered, span
 from videoflow.unit import ClipItem, DecodeItem, JoinItem, PartItem, RowsItem, SplitItem, StageWork, Unit, UnitReport
 from workers.fetch import fetched
 from workers.run_parts import run_long
@@ -80,6 +81,7 @@ class UnitRunner:
             stage.teardown()
         self._stages.clear()
 
+    @metered("start_up")
     def _live(self, work: StageWork) -> Stage:
         if work.fingerprint not in self._stages:
             live = copy.deepcopy(work.stage)  # units of one process share the description: the live stage is ours
@@ -114,6 +116,7 @@ class UnitRunner:
     def _decode_one(self, unit: Unit, item: DecodeItem, folder: str) -> DecodedVideo:
         works = [(w.fingerprint, w.stage) for w in unit.works if isinstance(w.stage, PassConsumer)]
         with fetched(item, self._hosts) as path:
+            count(bytes_read=item.size)
             return self._sandbox.decode(path, video_key=item.video_key, stream=unit.stream, works=works, folder=folder)
 
     def _write_pass(
@@ -149,6 +152,7 @@ class UnitRunner:
 
     # -- rows of other stages ----------------------------------------------------------------------------------------
 
+    @metered("process")
     def _rows(self, unit: Unit, stage: VideoStage) -> UnitReport:
         work = unit.works[0]
         live = self._live(work)
@@ -173,6 +177,7 @@ class UnitRunner:
 
     # -- cached frames of clips --------------------------------------------------------------------------------------
 
+    @metered("process")
     def _clips(self, unit: Unit, stage: ClipStage) -> UnitReport:
         work = unit.works[0]
         live = self._live(work)
@@ -216,9 +221,12 @@ class UnitRunner:
             return [failure]
         return [self._products(stage, reader, [item])[0] for item in batch]
 
+    @metered("read")
     def _load(self, reader: ClipReader, item: ClipItem) -> ClipFrames:
         (encoded,) = reader.read([item.clip], [item.wanted])
-        (video,) = self._engine.decode([encoded], size=None, fit="crop")
+        count(bytes_read=sum(len(p) for p in encoded.payloads))
+        with span("unpack"):
+            (video,) = self._engine.decode([encoded], size=None, fit="crop")
         return ClipFrames(item.clip.clip_key, item.video_key, video, encoded.pts_seconds)
 
 
@@ -233,6 +241,7 @@ def _report(record: UnitRecord) -> UnitReport:
     return UnitReport((record,), items=len(record.items), quarantined=bad)
 
 
+@metered("read")
 def _read_inputs(unit: Unit) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """Rows of the input stages for all items: by stage name, then by item key. Media columns are left out."""
     wanted: dict[str, set[str]] = {}

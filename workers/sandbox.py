@@ -16,7 +16,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from pebble import ProcessExpired, ProcessPool
 from videoflow.errors import MediaError, SystemFailure, VideoflowError, first_line
 from videoflow.stage import PassConsumer, Product, ShownFrame, VideoHeader, VideoSummary
 from videoflow.store.writer import storage_failure
+from workers.child_meter import ChildMeter, PassClock
 
 #: A decode that shows no new frame for this long has hung. Sizes and headers say too little: an hour of black is 6 MB.
 DEADLINE_SECONDS = 120.0
@@ -85,6 +86,12 @@ class Spool:
 
 _SET_UP: dict[str, PassConsumer] = {}
 _HEARTBEAT: Any = None  # in the child: counts frames, where the parent sees it
+_CLOCK: PassClock  # in the child: what its time goes to
+
+
+def clock() -> PassClock:
+    """In the child: what its time goes to."""
+    return _CLOCK
 
 
 class Heartbeat(PassConsumer):
@@ -126,8 +133,9 @@ def _decode(
     consumers = set_up(works)
     spool = Spool(folder, video_key, consumers)
     try:
-        riders = [*consumers, Heartbeat()]
-        result = run_pass(path, video_key=video_key, consumers=riders, sink=spool.add, stream=stream)
+        riders, sink = _CLOCK.ride([*consumers, Heartbeat()]), _CLOCK.sink(spool.add)
+        with _CLOCK.passing():
+            result = run_pass(path, video_key=video_key, consumers=riders, sink=sink, stream=stream)
         digests = {name: product.digest for name, product in result.products.items()}
         if any(c.name == "probe" for c in consumers):
             row, digests["probe"] = videos_row(result.facts, result.summary)
@@ -145,10 +153,10 @@ def _decode(
     )
 
 
-def _begin_child(parent: int, pid: Any, heartbeat: Any) -> None:
+def _begin_child(parent: int, pid: Any, heartbeat: Any, meter: Any) -> None:
     """The child dies with its parent (kill -9 included), leaves Ctrl-C to it, and tells its pid."""
-    global _HEARTBEAT  # noqa: PLW0603 - the one thing a pool's child can be given before its first task
-    _HEARTBEAT = heartbeat
+    global _HEARTBEAT, _CLOCK
+    _HEARTBEAT, _CLOCK = heartbeat, PassClock(meter)
     pid.value = os.getpid()
     with contextlib.suppress(OSError, AttributeError):  # Linux only; elsewhere the closed pipe ends it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -178,6 +186,7 @@ class Sandbox:
         self._context = multiprocessing.get_context("spawn")
         self._child = self._context.Value("i", 0)
         self._frames = self._context.Value("q", 0)
+        self._meter = ChildMeter(self._context)
         self._pool: ProcessPool | None = None
         self._killed = False
 
@@ -185,12 +194,13 @@ class Sandbox:
         self, path: str, *, video_key: str, stream: int | None, works: list[tuple[str, PassConsumer]], folder: str
     ) -> DecodedVideo:
         """Decode one file in the child; see `run`."""
-        decoded: DecodedVideo = self.run(_decode, path, video_key, stream, works, folder)
+        names = [stage.name for _, stage in works]
+        decoded: DecodedVideo = self.run(_decode, path, video_key, stream, works, folder, riders=names)
         return decoded
 
-    def run(self, function: Callable[..., Any], *task: Any) -> Any:
-        """Call a function of this module's kind in the child; the last argument is the spool folder. A child that dies
-        is not held against the video the first time: it may have been killed from outside.
+    def run(self, function: Callable[..., Any], *task: Any, riders: Sequence[str] = ()) -> Any:
+        """Call a function in the child; the last argument is the spool folder, ``riders``: the stages that ride the
+        pass. A child that dies is not held against the video the first time: it may have been killed from outside.
 
         Raises:
             MediaError: the file cannot be used, ``timeout`` or ``crash`` included.
@@ -198,7 +208,8 @@ class Sandbox:
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return self._run_once(function, task)
+                with self._meter.decoding(riders):
+                    return self._run_once(function, task)
             except _ChildDied as e:
                 if attempt == ATTEMPTS or self._killed:
                     raise MediaError("crash", f"the decoder ended its process {attempt} times (exit code {e})") from e
@@ -216,7 +227,7 @@ class Sandbox:
                 max_workers=1,
                 context=self._context,
                 initializer=_begin_child,
-                initargs=[os.getpid(), self._child, self._frames],
+                initargs=[os.getpid(), self._child, self._frames, self._meter.shared],
             )
         future = self._pool.schedule(function, args=task)
         try:

@@ -13,12 +13,14 @@ from videoflow.stage import Stage
 from videoflow.store.commit import UnitRecord, stage_unit, unit_id
 from videoflow.store.ledger import QUARANTINED, ItemResult
 from videoflow.store.writer import write_rows
+from videoflow.telemetry.meter import counted, metered
 from videoflow.unit import StageWork, Unit
 from workers.sandbox import DecodedVideo
 
 BATCH_ROWS = 256
 
 
+@metered("write")
 def stage_rows(
     unit: Unit,
     work: StageWork,
@@ -30,7 +32,7 @@ def stage_rows(
 ) -> UnitRecord:
     """Write a stage's rows and stage the record. ``written``: fragments that hold rows of these items already."""
     expected = sum(r.rows for r in results) - num_written
-    fragments = write_rows(unit.root, work.target, work.stage.schema(), batches, expected=expected)
+    fragments = write_rows(unit.root, work.target, work.stage.schema(), counted(batches), expected=expected)
     name = unit_id(work.target.stage, work.fingerprint, (r.item_key for r in results))
     record = UnitRecord(name, work.target, tuple(results), (*written, *fragments), unit.job)
     return stage_unit(unit.root, record)

@@ -11,13 +11,15 @@ import typer
 
 from videoflow.cli.data import RootArg
 from videoflow.cli.progress import say
-from videoflow.cli.run import JsonOpt, run_job
+from videoflow.cli.run import JsonOpt, MetricsFileOpt, MetricsPortOpt, run_job
 from videoflow.cli.submit import AddressOpt, PythonOpt, WithOpt, hand_over
+from videoflow.cli.watching import job_lines, stage_lines
 from videoflow.dataset.catalog import Catalog
 from videoflow.errors import QueryError, VideoflowError
 from videoflow.jobrecord import RUNNING, all_jobs, asked, find_job, record_path, silence_seconds
 from videoflow.jobs import FAILED, RayJobs, why_failed
 from videoflow.submission import submission_of_resume
+from videoflow.telemetry.verdict import NONE, TOO_SHORT
 
 JobArg = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or the beginning of it.")]
 FollowOpt = Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")]
@@ -94,6 +96,8 @@ def resume(
     address: AddressOpt = None,
     python: PythonOpt = None,
     take: WithOpt = None,
+    metrics_port: MetricsPortOpt = None,
+    metrics_file: MetricsFileOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Run what a job was asked to do again: only what is missing is computed. Exit codes as those of run. With
@@ -107,7 +111,10 @@ def resume(
         submission = submission_of_resume(recipe, record["job"], root=root, take=take or [], python=python)
         hand_over(RayJobs(address), submission, root=root, as_json=as_json)
         return
-    run_job(recipe, sources, root=root, name=name, options=options, as_json=as_json, resumes=record["job"])
+    outlets = (metrics_port, metrics_file)
+    run_job(
+        recipe, sources, root=root, name=name, options=options, as_json=as_json, resumes=record["job"], outlets=outlets
+    )
 
 
 def _submission(root: str, job: str) -> str:
@@ -134,7 +141,9 @@ def _unknown(submission: str, address: str) -> QueryError:
 def _short(r: dict[str, Any]) -> dict[str, Any]:
     summary = r.get("summary") or {}
     keys = "job state name resumes submission started ended heartbeat stage host pid error"
-    return {**{k: r.get(k) for k in keys.split()}, "recipe": r["recipe"].get("name"), "version": summary.get("version")}
+    verdict = (r.get("watch") or {}).get("verdict") or {}
+    more = {"recipe": r["recipe"].get("name"), "version": summary.get("version")}
+    return {**{k: r.get(k) for k in keys.split()}, **more, "bottleneck": verdict.get("bottleneck")}
 
 
 def _did(r: dict[str, Any]) -> str:
@@ -143,6 +152,9 @@ def _did(r: dict[str, Any]) -> str:
         stage = r.get("stage") or next(reversed(r.get("stages") or {"": {}}))
         counts = (r.get("stages") or {}).get(stage)
         at = f"{stage} {counts['done']} of {counts['total']} {counts['unit']}" if counts else "has not begun a stage"
+        verdict = (r.get("watch") or {}).get("verdict") or {}
+        if verdict.get("bottleneck", TOO_SHORT) not in (TOO_SHORT, NONE):
+            at += f", held up by {verdict['bottleneck']}"
         return f"{at}, heard of {max(silence_seconds(r), 0):.0f} s ago"
     s = r["summary"]
     videos = f"{s['done']} done, {s['filtered']} filtered, {s['quarantined']} quarantined, {s['pending']} pending"
@@ -163,10 +175,14 @@ def _told(r: dict[str, Any]) -> str:
         lines.append(f"  resumes {r['resumes']}")
     if r.get("submission"):
         lines.append(f"  submitted to a Ray cluster as {r['submission']}")
+    watch = r.get("watch") or {}
     for stage, c in (r.get("stages") or {}).items():
         frames = f", {c['frames_decoded']} frames" if c["frames_decoded"] else ""
         bad = f", {c['quarantined']} quarantined" if c["quarantined"] else ""
         lines.append(f"  {stage:<12} {c['done']:>8} of {c['total']} {c['unit']}{frames}{bad}, {c['seconds']:.1f} s")
+        seen = watch.get("stages", {}).get(stage)
+        lines += [f"    {line}" for line in (stage_lines(seen) if seen else [])]
+    lines += [f"  {line}" for line in (job_lines(watch) if watch else [])]
     if r.get("error"):
         lines.append(f"  {r['error']}")
     return "\n".join(lines)

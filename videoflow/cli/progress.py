@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from videoflow.telemetry.metrics import JobFigures
 from videoflow.unit import UnitReport
 
 #: Without a terminal, a line at most this often.
@@ -20,6 +21,17 @@ LINE_SECONDS = 10.0
 def say(text: str) -> None:
     """A line of the answer, on stdout, exactly as it is."""
     print(text)
+
+
+def now_line(figures: JobFigures) -> str:
+    """What the stage that runs is doing, in a few words; empty between stages."""
+    stage = figures.running
+    if stage is None or not stage.worker_seconds:
+        return ""
+    largest = sorted(stage.states.items(), key=lambda p: -p[1])[:2]
+    told = [f"{stage.frames_per_second:.0f} frames/s"] if stage.frames else []
+    told += [f"{name.replace('_', ' ')} {seconds / stage.worker_seconds:.0%}" for name, seconds in largest if seconds]
+    return ", ".join(told)
 
 
 class _Stage:
@@ -64,6 +76,15 @@ class LineProgress:
                 f"{stage}: {s.done}/{s.total} {s.unit}, {s.rates()}" + (f", {left:.0f} s left" if left >= 1 else "")
             )
 
+    def watched(self, figures: JobFigures) -> None:
+        """Between reports too, so that a long unit does not look like a hang."""
+        running = figures.running
+        s = self._stages.get(running.stage) if running else None
+        now = time.monotonic()
+        if s is not None and now - s.said >= LINE_SECONDS and (told := now_line(figures)):
+            s.said = now
+            self.note(f"{running.stage if running else ''}: {s.done}/{s.total} {s.unit}; {told}")
+
     def note(self, message: str) -> None:
         print(message, file=sys.stderr, flush=True)
 
@@ -83,6 +104,14 @@ class BarProgress:
         s, task = self._stages[stage]
         s.add(report)
         self._bars.update(task, completed=s.done, rates=s.rates())
+
+    def watched(self, figures: JobFigures) -> None:
+        """The stage that runs, as it is of late."""
+        running = figures.running
+        if running is not None and running.stage in self._stages and (told := now_line(figures)):
+            s, task = self._stages[running.stage]
+            bad = f", {s.quarantined} quarantined" if s.quarantined else ""
+            self._bars.update(task, rates=f"{running.items_per_second:.1f} {s.unit}/s, {told}{bad}")
 
     def note(self, message: str) -> None:
         self._bars.console.print(message, markup=False, highlight=False)

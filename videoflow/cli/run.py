@@ -23,6 +23,8 @@ from videoflow.plan import Plan, StageForecast, forecast
 from videoflow.recipe import Recipe
 from videoflow.sources import scan
 from videoflow.store.layout import Root
+from videoflow.telemetry.outlets import appending, serving
+from videoflow.telemetry.watch import JobWatch
 
 RecipeArg = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name (clips) or a .yaml or .py file.")]
 SourceOpt = Annotated[
@@ -43,6 +45,24 @@ MemoryOpt = Annotated[
 ]
 QuarantineOpt = Annotated[
     str, typer.Option("--max-quarantined", metavar="P%", help="Exit code 3 if more videos than this are quarantined.")
+]
+MetricsPortOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-port",
+        metavar="[HOST:]PORT",
+        envvar="VIDEOFLOW_METRICS_PORT",
+        help="Serve Prometheus metrics at /metrics while the job runs; on this machine only unless HOST is given.",
+    ),
+]
+MetricsFileOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-file",
+        metavar="FILE",
+        envvar="VIDEOFLOW_METRICS_FILE",
+        help="Append a line of JSON with all figures every few seconds.",
+    ),
 ]
 JsonOpt = Annotated[bool, typer.Option("--json", help="For scripts: JSON on stdout.")]
 
@@ -120,6 +140,8 @@ def run(
     workers: WorkersOpt = None,
     memory: MemoryOpt = None,
     max_quarantined: QuarantineOpt = "10%",
+    metrics_port: MetricsPortOpt = None,
+    metrics_file: MetricsFileOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Compute what is missing and publish a dataset version of exactly these sources' clips.
@@ -129,7 +151,8 @@ def run(
     """
     chosen = recipes.load(recipe).with_settings(settings or [])
     options = JobOptions(engine, workers, parse_bytes(memory), parse_percent(max_quarantined))
-    run_job(chosen, source or [], root=root, name=name, options=options, as_json=as_json)
+    outlets = (metrics_port, metrics_file)
+    run_job(chosen, source or [], root=root, name=name, options=options, as_json=as_json, outlets=outlets)
 
 
 def run_job(
@@ -141,10 +164,13 @@ def run_job(
     options: JobOptions,
     as_json: bool,
     resumes: str | None = None,
+    outlets: tuple[str | None, str | None] = (None, None),
 ) -> None:
-    """Run a job in front of a user and exit with its code."""
+    """Run a job in front of a user and exit with its code. ``outlets``: address and file for its metrics."""
     job, submission = _known_as(root)
-    with make_progress() as progress:
+    watch, (address, file) = JobWatch(), outlets
+    with make_progress() as progress, serving(watch, address), appending(watch, file):
+        watch.listen(progress.watched)
         summary = Job(
             recipe,
             sources,
@@ -155,6 +181,7 @@ def run_job(
             resumes=resumes,
             job=job,
             submission=submission,
+            watch=watch,
         ).run()
     if as_json:
         print(json.dumps({k: getattr(summary, k) for k in JSON_KEYS}))

@@ -1,6 +1,7 @@
-"""Where the time goes: spans at our own stage edges, and what a trainer's waits were spent on."""
+"""Where the time goes: a trainer's waits by the loader's stages, and a job's time by its workers' states."""
 
 from videoflow.telemetry.spans import SpanRing
 from videoflow.telemetry.stall import StallMeter, StallReport
+from videoflow.telemetry.watch import JobWatch
 
-__all__ = ["SpanRing", "StallMeter", "StallReport"]
+__all__ = ["JobWatch", "SpanRing", "StallMeter", "StallReport"]
