@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from videoflow.dataset.assemble import CachedClip
+from videoflow.dataset.placed import PlacedClips
 from videoflow.errors import EXIT_OK
 from videoflow.history import write_note
 from videoflow.plan import FRAMES, Plan
@@ -120,12 +120,12 @@ class Execution:
             for keys, videos in plan.missing_products().items():
                 works = tuple(self._work(b) for b in plan.consumers if b.key in keys)
                 ordered = sorted(videos, key=lambda v: v.video_key)
-                for some in cut(ordered, self._workers, MAX_VIDEOS_PER_UNIT, lambda v: v.size):
+                for some in cut(ordered, len(ordered), self._workers, MAX_VIDEOS_PER_UNIT, lambda v: v.size):
                     items = tuple(v.decode_item for v in some)
                     units.append(Unit(works, items, plan.root, self._job, plan.recipe.stream))
             if not units:
                 return
-            self._execute("decode", units, "videos")
+            self._execute("decode", units, sum(len(u.items) for u in units), "videos")
             plan.refresh(*(b.key for b in plan.consumers))
 
     def _account(self) -> None:
@@ -137,29 +137,48 @@ class Execution:
 
     def rows(self, built: BuiltStage) -> None:
         """A VideoStage over all videos whose inputs are there."""
-        inputs = {n: self._plan.parts(source) for n in built.stage.inputs if (source := self._plan.named(n))}
-        self._stage(built, lambda: self._plan.rows_items(built), inputs, MAX_ROWS_ITEMS_PER_UNIT)
+        plan = self._plan
+        tables = {n: plan.parts(source) for n in built.stage.inputs if (source := plan.named(n))}
+        for _ in range(MAX_ROUNDS):
+            missing = plan.items(built).missing
+            items = plan.rows_items(built, missing)
+            if not self._stage(
+                built, items, int(missing.sum()), tables=tables, most=MAX_ROWS_ITEMS_PER_UNIT, counted="videos"
+            ):
+                return
 
-    def clips(self, built: BuiltStage, clips: Sequence[CachedClip]) -> None:
+    def clips(self, built: BuiltStage, clips: PlacedClips) -> None:
         """A ClipStage over placed clips."""
-        source = self._plan.named(FRAMES)
-        inputs = {FRAMES: self._plan.parts(source)} if source else {}
-        self._stage(built, lambda: self._plan.clip_items(built, clips), inputs, MAX_CLIPS_PER_UNIT)
+        plan, source = self._plan, self._plan.named(FRAMES)
+        tables = {FRAMES: plan.parts(source)} if source else {}
+        for _ in range(MAX_ROUNDS):
+            items = plan.clip_items(built, clips)
+            count = int(items.missing.sum())
+            missing = plan.missing_clips(built, clips, items)
+            if not self._stage(built, missing, count, tables=tables, most=MAX_CLIPS_PER_UNIT, counted="clips"):
+                return
 
     def _stage(
-        self, built: BuiltStage, items: Callable[[], list[Any]], tables: dict[str, tuple[str, ...]], most: int
-    ) -> None:
-        for _ in range(MAX_ROUNDS):
-            missing = [i for i in items() if self._plan.state(built, i.item_key) is None]
-            if not missing:
-                return
-            work = (self._work(built),)
-            units = [
-                Unit(work, tuple(some), self._plan.root, self._job, tables=tables)
-                for some in cut(missing, self._workers, most, lambda _: 1)
-            ]
-            self._execute(built.key, units, "videos" if most == MAX_ROWS_ITEMS_PER_UNIT else "clips")
-            self._plan.refresh(built.key)
+        self,
+        built: BuiltStage,
+        items: Iterable[Any],
+        count: int,
+        *,
+        tables: dict[str, tuple[str, ...]],
+        most: int,
+        counted: str,
+    ) -> bool:
+        """One round over the items of a stage that have no result; False if there are none."""
+        if not count:
+            return False
+        work = (self._work(built),)
+        units = [
+            Unit(work, tuple(some), self._plan.root, self._job, tables=tables)
+            for some in cut(items, count, self._workers, most, lambda _: 1)
+        ]
+        self._execute(built.key, units, count, counted)
+        self._plan.refresh(built.key)
+        return True
 
     def _work(self, b: BuiltStage) -> StageWork:
         schema = b.stage.schema()
@@ -167,11 +186,11 @@ class Execution:
         target = ensure_target(self._plan.root, stage=b.name, fingerprint=b.fingerprint, table=b.table, schema=schema)
         return StageWork(b.stage, b.fingerprint, target)
 
-    def _execute(self, stage: str, units: list[Unit], counted: str) -> None:
+    def _execute(self, stage: str, units: list[Unit], count: int, counted: str) -> None:
         if self._engine is None:
             o = self._options
             self._engine = make_engine(o.engine, workers=self._workers, memory_bytes=o.memory_bytes)
-        self._progress.begin(stage, sum(len(u.items) for u in units), counted)
+        self._progress.begin(stage, count, counted)
         began, s = time.monotonic(), self._summary
         totals = s.stages.setdefault(stage, {"items": 0, "quarantined": 0, "worker_seconds": 0.0, "seconds": 0.0})
         for report in self._engine.run(units):
@@ -185,11 +204,11 @@ class Execution:
         totals["seconds"] += time.monotonic() - began
 
 
-def cut(items: Sequence[Any], workers: int, most: int, weight: Callable[[Any], int]) -> Iterator[list[Any]]:
-    """Cut a list into units: at most ``most`` items and a bounded weight, and at least four units a worker if it can
-    be.
+def cut(items: Iterable[Any], count: int, workers: int, most: int, weight: Callable[[Any], int]) -> Iterator[list[Any]]:
+    """Cut ``count`` items into units: at most ``most`` items and a bounded weight, and at least four units a worker if
+    it can be.
     """
-    per_unit = max(1, min(most, -(-len(items) // (workers * UNITS_PER_WORKER))))
+    per_unit = max(1, min(most, -(-count // (workers * UNITS_PER_WORKER))))
     held: list[Any] = []
     held_weight = 0
     for item in items:

@@ -17,7 +17,7 @@ from videoflow.recipe import BuiltStage
 from videoflow.stage import ClipStage, PassConsumer
 from videoflow.store.layout import Root
 from videoflow.store.ledger import DONE, FILTERED, RETRY, Ledger
-from videoflow.unit import ClipItem, RowsItem
+from videoflow.unit import RowsItem
 
 PASS, ROWS, CLIP = "pass", "rows", "clip"
 #: Named instead of a component: what the item is made from has changed, or nobody wrote down what there was.
@@ -79,8 +79,8 @@ class Wanted:
         return Wanted(item.video_key, item.input_digest, item.item_key, ROWS, item.intervals)
 
     @staticmethod
-    def of_clip(item: ClipItem) -> Wanted:
-        return Wanted(item.video_key, item.input_digest, item.item_key, CLIP, item.clip.clip_key)
+    def of_clip(video_key: str, input_digest: str, item_key: str, clip_key: str) -> Wanted:
+        return Wanted(video_key, input_digest, item_key, CLIP, clip_key)
 
     def key(self, input_digest: str, fingerprint: str) -> str:
         """The item's key if it were made from this input under this fingerprint."""

@@ -15,9 +15,10 @@ from videoflow.dataset.catalog import Catalog, check_name
 from videoflow.errors import InputError, SourceError
 from videoflow.estimate import estimate_frames_bytes
 from videoflow.execute import JobOptions, JobSummary
+from videoflow.forecast import StageForecast, forecast
 from videoflow.identify import identify
 from videoflow.job import Job
-from videoflow.plan import Plan, StageForecast, forecast
+from videoflow.plan import Plan
 from videoflow.recipe import Recipe
 from videoflow.sources import scan
 
