@@ -26,8 +26,8 @@ def rows_of(
 ) -> pa.Table:
     """Rows whose ``item_key`` is one of ``keys``, from all parts of a table (paths below the root).
 
-    Blob columns are left out. ``where``: a filter besides. ``with_row_ids`` adds ``_rowid`` (stable row id) and ``_part``
-    (position in ``parts``).
+    Blob columns are left out. ``where``: a filter besides. ``with_row_ids`` adds ``_rowid`` (stable row id) and
+    ``_part`` (position in ``parts``).
     """
     tables = []
     for number, path in enumerate(parts):
