@@ -17,8 +17,8 @@ EVERY_SECONDS = 0.05
 
 
 class WatchedRayEngine(RayEngine):
-    """Asks the raylet itself. ``created_bytes``: all that was ever put into the store, which no sample can miss;
-    ``peak_bytes``: the most that a sample has seen there at once.
+    """Asks the raylet itself, of one job at a time. ``created_bytes``: all that the job put into the store, which no
+    sample can miss; ``peak_bytes``: the most that a sample has seen there at once.
     """
 
     peak_bytes: ClassVar[int] = 0
@@ -26,13 +26,15 @@ class WatchedRayEngine(RayEngine):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        self._before = _stats().cumulative_created_bytes
+        WatchedRayEngine.peak_bytes = WatchedRayEngine.created_bytes = 0
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
 
     def run(self, units: Sequence[Unit]) -> Iterator[UnitReport]:
         yield from super().run(units)
-        _sample()
+        self._sample()
 
     def close(self) -> None:
         self._ended.set()
@@ -42,11 +44,24 @@ class WatchedRayEngine(RayEngine):
     def _watch(self) -> None:
         while not self._ended.wait(EVERY_SECONDS):
             with contextlib.suppress(Exception):  # the raylet is busy: the next sample, or the last, has its sum
-                _sample()
+                self._sample()
+
+    def _sample(self) -> None:
+        stats, mine = _stats(), WatchedRayEngine
+        mine.peak_bytes = max(mine.peak_bytes, stats.object_store_bytes_used)
+        mine.created_bytes = max(mine.created_bytes, stats.cumulative_created_bytes - self._before)
 
 
-def _sample() -> None:
+@contextlib.contextmanager
+def one_ray(*, workers: int) -> Iterator[None]:
+    """A Ray of this process that several jobs use, with an object store as large as the engine's own."""
+    engine = RayEngine(workers=workers)
+    try:
+        yield
+    finally:
+        engine.close()
+
+
+def _stats() -> Any:
     (node,) = ray.nodes()
-    stats = node_stats(node["NodeManagerAddress"], node["NodeManagerPort"], include_memory_info=False).store_stats
-    WatchedRayEngine.peak_bytes = max(WatchedRayEngine.peak_bytes, stats.object_store_bytes_used)
-    WatchedRayEngine.created_bytes = max(WatchedRayEngine.created_bytes, stats.cumulative_created_bytes)
+    return node_stats(node["NodeManagerAddress"], node["NodeManagerPort"], include_memory_info=False).store_stats

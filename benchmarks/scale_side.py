@@ -3,7 +3,7 @@
 python -m benchmarks.scale_side run FOLDER ROOT          a job over real videos, on the local engine
 python -m benchmarks.scale_side pretend FOLDER ROOT      a job whose engine pretends: what is left is the driver
 python -m benchmarks.scale_side append FRAGMENTS ROOT    commits of units to a table of many fragments
-python -m benchmarks.scale_side ray FOLDER ROOT          a job on Ray: bytes that went through its object store
+python -m benchmarks.scale_side ray FOLDER… ROOT         jobs on one Ray: bytes that went through its object store
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,8 @@ def real_recipe() -> Recipe:
     return clips.model_copy(update={"stages": {k: v for k, v in clips.stages.items() if k != "embed"}})
 
 
-def job(recipe: Recipe, folder: Path, root: Path, *, engine: str) -> JobSummary:
-    options = JobOptions(engine=engine, workers=2)
+def job(recipe: Recipe, folder: Path, root: Path, *, engine: str, workers: int = 2) -> JobSummary:
+    options = JobOptions(engine=engine, workers=workers)
     return Job(recipe, [str(folder)], root=str(root), name="bench", options=options, progress=Silent()).run()
 
 
@@ -88,14 +89,26 @@ def append(fragments: int, root: Path) -> dict[str, Any]:
     return {"fragments": fragments, "seconds": seconds, "cpu_seconds": time.process_time()}
 
 
-def ray(folder: Path, root: Path) -> dict[str, Any]:
-    """Bytes that a job on Ray has put into the object store, and most that lay there at once."""
-    from benchmarks.ray_store import WatchedRayEngine
+def ray(folders: list[Path], root: Path) -> list[dict[str, Any]]:
+    """Jobs on Ray, one a folder of one video: bytes that each has put into the object store, and most that lay there at
+    once. The first folder is done twice, so that what a first job leaves behind is counted to none.
+    """
+    from benchmarks.ray_store import WatchedRayEngine, one_ray
 
-    summary = job(real_recipe(), folder, root, engine="benchmarks.ray_store:WatchedRayEngine")
-    assert summary.done == 1 and summary.decoded_videos == 1
-    used, created = WatchedRayEngine.peak_bytes, WatchedRayEngine.created_bytes
-    return {"peak_bytes": used, "created_bytes": created, "frames": summary.frames_decoded, "clips": summary.clips}
+    answers = []
+    with one_ray(workers=1):
+        for i, folder in enumerate([folders[0], *folders]):
+            where = root / str(i)
+            summary = job(real_recipe(), folder, where, engine="benchmarks.ray_store:WatchedRayEngine", workers=1)
+            assert summary.done == 1 and summary.decoded_videos == 1
+            stored = {"peak_bytes": WatchedRayEngine.peak_bytes, "created_bytes": WatchedRayEngine.created_bytes}
+            cached = _size(where / "frames")
+            answers.append({**stored, "frames": summary.frames_decoded, "clips": summary.clips, "cached_bytes": cached})
+    return answers[1:]
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _resident_mb() -> float:
@@ -107,13 +120,15 @@ def _peak_mb() -> float:
 
 
 def main() -> None:
-    step, what, root = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    answer = (
-        append(int(what), root)
-        if step == "append"
-        else {"run": run, "pretend": pretend, "ray": ray}[step](Path(what), root)
-    )
-    print(json.dumps(answer))
+    step, *what, last = sys.argv[1:]
+    root = Path(last)
+    steps: dict[str, Callable[[], Any]] = {
+        "run": lambda: run(Path(what[0]), root),
+        "pretend": lambda: pretend(Path(what[0]), root),
+        "append": lambda: append(int(what[0]), root),
+        "ray": lambda: ray([Path(folder) for folder in what], root),
+    }
+    print(json.dumps(steps[step]()))
 
 
 if __name__ == "__main__":

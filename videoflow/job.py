@@ -94,6 +94,7 @@ class Job:
         by = self._recipe.split_by
         if by != "video" and not any(by in v.metadata for v in identified.videos):
             raise SourceError(f"split_by: {by!r} is no column of these sources' metadata; without it splits would leak")
+        catalog.ledger.tidy()
         plan = Plan(catalog.root, catalog.ledger, self._recipe, built, identified.videos)
         with Execution(plan, self.id, self._options, self._progress, self.summary) as execution:
             execution.recover()

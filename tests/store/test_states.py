@@ -5,14 +5,17 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import lance
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from videoflow.dataset.catalog import Catalog
+from videoflow.store.layout import LEDGER
 from videoflow.store.ledger import KEYS_AT_ONCE, ItemResult, Ledger
 from videoflow.store.states import COLUMNS, NOWHERE, States, newest
+from videoflow.store.writer import open_table
 
 FP = "f" * 32
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -87,6 +90,24 @@ def test_some_can_be_asked_for(ledger: Ledger, count: int) -> None:
     put(ledger, item("00000", "retry", 0))
     wanted = [f"{i:05d}" for i in range(count)]
     assert set(ledger.states("s", FP, among=wanted)) == set(wanted[1:])
+
+
+def test_a_tidied_ledger_says_the_same_and_can_be_appended_to_meanwhile(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("videoflow.store.ledger.MAX_LEDGER_FRAGMENTS", 3)
+    put(ledger, item("a", "quarantined", 0), item("a"))  # of one moment: the later row counts
+    put(ledger, item("b", "quarantined", 0))
+    put(ledger, item("b"), item("c"))
+    ledger.tidy()
+    assert len(open_table(ledger._root, LEDGER).get_fragments()) == 3
+    put(ledger, item("c", "retry", 0))
+    before, units = dict(ledger.states("s", FP)), ledger.units("s", FP)
+    stale = open_table(ledger._root, LEDGER)
+    ledger.tidy()
+    assert len(open_table(ledger._root, LEDGER).get_fragments()) == 1
+    lance.write_dataset(stale.take([1]), stale, mode="append")  # an append that began before
+    assert dict(ledger.states("s", FP)) == before and ledger.units("s", FP) == units and set(before) == {"a", "b"}
 
 
 def test_a_unit_with_an_item_to_be_retried_is_not_committed(ledger: Ledger) -> None:

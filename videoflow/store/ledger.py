@@ -14,11 +14,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from lance.commit import CommitConflictError
 
 from videoflow.store import schemas
 from videoflow.store.layout import LEDGER, Root
 from videoflow.store.states import COLUMNS, DONE, FILTERED, NOWHERE, QUARANTINED, RETRY, LedgerRow, States, newest
-from videoflow.store.writer import append_rows, open_table
+from videoflow.store.writer import append_rows, open_table, storage_failure
 
 __all__ = [
     "DONE",
@@ -32,6 +33,8 @@ __all__ = [
 ]
 #: Item keys asked for in one filter; beyond it the rows are read and looked through here.
 KEYS_AT_ONCE = 1000
+#: Beyond this many fragments a job makes few of them before it reads.
+MAX_LEDGER_FRAGMENTS = 1000
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,20 @@ class Ledger:
 
     def table(self, columns: list[str], where: str | None = None) -> pa.Table:
         return open_table(self._root, LEDGER).to_table(columns=columns, filter=where)
+
+    def tidy(self) -> None:
+        """Make few fragments of many: every commit of a unit appends one, and a reader opens each. Appends go on
+        meanwhile; rows keep their order. Of two who tidy at once, one does it.
+        """
+        dataset = open_table(self._root, LEDGER)
+        if len(dataset.get_fragments()) <= MAX_LEDGER_FRAGMENTS:
+            return
+        try:
+            dataset.optimize.compact_files()
+        except CommitConflictError:
+            return
+        except OSError as e:
+            raise storage_failure(f"cannot compact {dataset.uri}", e) from e
 
     def reopen(self, stage: str, fingerprint: str, rows: Iterable[LedgerRow], *, why: str, job: str) -> None:
         """Take answers back: the next plan finds these items missing. ``why`` is kept as the message."""

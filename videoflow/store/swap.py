@@ -76,9 +76,10 @@ class TableHead:
                 enable_stable_row_ids=True,
             )
         except CommitConflictError:
-            self._dataset, self.is_own = None, False
+            self._forget()
             return False
-        except OSError as e:
+        except OSError as e:  # carried out or not: whoever asks next looks at the table anew
+            self._forget()
             raise storage_failure(f"cannot commit to {dataset.uri}", e) from e
         followed = committed.version == dataset.version + 1
         if followed and self._looked.stop == committed.version:
@@ -86,6 +87,9 @@ class TableHead:
         self._dataset, self.is_own = committed, followed
         self._units.update(dict.fromkeys(units, committed.version))
         return True
+
+    def _forget(self) -> None:
+        self._dataset, self.is_own = None, False
 
 
 def _addition(dataset: lance.LanceDataset, new: list[FragmentMetadata]) -> lance.LanceOperation.BaseOperation:
