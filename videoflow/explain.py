@@ -15,13 +15,13 @@ import numpy as np
 from videoflow.dataset.catalog import Catalog
 from videoflow.errors import QueryError
 from videoflow.fingerprint import clip_item_key
-from videoflow.history import CLIP, PASS, ROWS, StageHistory, Wanted, grain_of, note_path, quoted
+from videoflow.history import CLIP, PASS, ROWS, StageHistory, Wanted, grain_of, note_path
 from videoflow.keys import KEY_CHARS
 from videoflow.plan import CLIPS, FRAMES, Plan, VideoSource
 from videoflow.recipe import BuiltStage, Recipe
 from videoflow.store.gc import artifact_tables
 from videoflow.store.layout import Root
-from videoflow.store.ledger import QUARANTINED
+from videoflow.store.ledger import QUARANTINED, quoted
 from videoflow.store.writer import open_table, parts_of
 
 _COLUMNS = ["stage", "fingerprint", "item_key", "video_key", "input_digest", "rows", "state", "class", "message", "job"]
@@ -161,7 +161,7 @@ def _verdict(plan: Plan, built: BuiltStage, subject: Subject) -> Verdict:
             what += f"; {bad[0].reason}: {bad[0].message} (tried again only after `videoflow quarantine retry`)"
         return Verdict(built.key, built.fingerprint, len(states), 0, what)
     history = StageHistory(plan.root, plan.ledger, built, video_key=subject.video_key)
-    pasts = [past for w in missing if (past := history.past(w))]
+    pasts = [past for past in history.pasts(missing) if past]
     changed = tuple(sorted({name for p in pasts for name in p.changed}))
     if pasts:
         newest = max(pasts, key=lambda p: p.at)

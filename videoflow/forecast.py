@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,7 @@ import pyarrow as pa
 
 from videoflow.dataset.placed import PlacedClips
 from videoflow.history import StageHistory, Wanted
-from videoflow.plan import CLIPS, FRAMES, Plan, StageItems
+from videoflow.plan import CLIPS, FRAMES, KEYS_AT_ONCE, Plan, StageItems
 from videoflow.recipe import BuiltStage
 from videoflow.store.states import NOWHERE, QUARANTINED
 
@@ -73,10 +74,11 @@ def _forecast(
     """``counts``: by item, whether it is asked for. ``wanted``: describes the items at some positions."""
     missing = np.flatnonzero(counts & items.missing)
     broken = int((counts & plan.has_state(built, items, QUARANTINED)).sum())
-    stale: list[tuple[str, ...]] = []
+    stale: Counter[tuple[str, ...]] = Counter()
     if len(missing):
         history = StageHistory(plan.root, plan.ledger, built)
-        stale = [past.changed for w in wanted(missing) if (past := history.past(w))]
+        for at in range(0, len(missing), KEYS_AT_ONCE):
+            stale.update(past.changed for past in history.pasts(wanted(missing[at : at + KEYS_AT_ONCE])) if past)
     return StageForecast(
         built.key,
         built.fingerprint,
@@ -85,7 +87,7 @@ def _forecast(
         to_compute=len(missing),
         quarantined=bad + broken,
         unknown=unknown,
-        stale=len(stale),
+        stale=stale.total(),
         changed=tuple(sorted({name for names in stale for name in names})),
     )
 

@@ -30,6 +30,7 @@ __all__ = [
     "Ledger",
     "LedgerRow",
     "States",
+    "quoted",
 ]
 #: Item keys asked for in one filter; beyond it the rows are read and looked through here.
 KEYS_AT_ONCE = 1000
