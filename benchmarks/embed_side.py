@@ -61,7 +61,8 @@ def backfill_units(folder: Path, out: Path, fps: str) -> list[Unit]:
     plan = Plan(catalog.root, catalog.ledger, recipe, recipe.build(), found.videos)
     built, frames = plan.named("embed"), plan.named(FRAMES)
     assert built is not None and frames is not None
-    items = plan.clip_items(built, plan.clips()[0])
+    clips = plan.clips()
+    items = list(plan.missing_clips(built, clips, plan.clip_items(built, clips)))
     schema = built.stage.schema()
     target = ensure_target(plan.root, stage=built.name, fingerprint=built.fingerprint, table=built.table, schema=schema)
     work = (StageWork(built.stage, built.fingerprint, target),)

@@ -6,11 +6,11 @@ An item that another job took meanwhile is planned again; whatever a stopped run
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from videoflow.dataset.assemble import CachedClip
+from videoflow.dataset.placed import PlacedClips
 from videoflow.errors import EXIT_OK
 from videoflow.history import write_note
 from videoflow.plan import FRAMES, Plan, VideoSource
@@ -100,7 +100,7 @@ class Execution:
         self._watch = watch or JobWatch()
         self._committer = Committer(plan.root, plan.ledger)
         self._engine: Engine | None = None
-        self._long = LongVideos(self._workers * UNITS_PER_WORKER if self._workers > 1 else 0)
+        self._long = LongVideos()
 
     @property
     def _workers(self) -> int:
@@ -147,30 +147,31 @@ class Execution:
             if not missing:
                 return
             self._decode_cut(missing)
-            whole = [
-                self._unit(works, tuple(v.decode_item for v in some))
-                for works, videos in missing
-                for some in cut(self._uncut(videos), self._workers, MAX_VIDEOS_PER_UNIT, lambda v: v.size)
-            ]
+            whole = []
+            for works, found in missing:
+                videos = self._uncut(found)
+                for some in cut(videos, len(videos), self._workers, MAX_VIDEOS_PER_UNIT, lambda v: v.size):
+                    whole.append(self._unit(works, tuple(v.decode_item for v in some)))
             if whole:
-                self._execute("decode", whole, "videos")
+                self._execute("decode", whole, sum(len(u.items) for u in whole), "videos")
             plan.refresh(*(b.key for b in plan.consumers))
 
     def _decode_cut(self, missing: Sequence[tuple[tuple[StageWork, ...], list[VideoSource]]]) -> None:
         """Long videos that can be cut between workers, in parts; `_uncut` leaves them out then."""
-        total = sum(len(videos) for _, videos in missing)
-        looks = [(works, item) for works, videos in missing for item in self._long.to_look_into(works, videos, total)]
+        wanted = self._workers * UNITS_PER_WORKER if self._workers > 1 else 0
+        share = wanted / sum(len(videos) for _, videos in missing)
+        looks = [(works, item) for works, videos in missing for item in self._long.to_look_into(works, videos, share)]
         if not looks:
             return
-        self._execute("long videos", [self._unit(works, (item,)) for works, item in looks], "videos")
+        self._execute("long videos", [self._unit(works, (item,)) for works, item in looks], len(looks), "videos")
         parts = [(works, part) for works, item in looks for part in self._long.parts_of(item.video.video_key)]
         if not parts:
             return
-        self._execute("decode parts", [self._unit(works, (part,)) for works, part in parts], "parts")
+        self._execute("decode parts", [self._unit(works, (part,)) for works, part in parts], len(parts), "parts")
         by_video = {part.video.video_key: works for works, part in parts}
         joins = [self._unit(by_video[item.video.video_key], (item,)) for item in self._long.joins()]
         if joins:
-            self._execute("join parts", joins, "videos")
+            self._execute("join parts", joins, len(joins), "videos")
 
     def _uncut(self, videos: list[VideoSource]) -> list[VideoSource]:
         return [v for v in videos if not self._long.was_joined(v.video_key)]
@@ -187,29 +188,48 @@ class Execution:
 
     def rows(self, built: BuiltStage) -> None:
         """A VideoStage over all videos whose inputs are there."""
-        inputs = {n: self._plan.parts(source) for n in built.stage.inputs if (source := self._plan.named(n))}
-        self._stage(built, lambda: self._plan.rows_items(built), inputs, MAX_ROWS_ITEMS_PER_UNIT)
+        plan = self._plan
+        tables = {n: plan.parts(source) for n in built.stage.inputs if (source := plan.named(n))}
+        for _ in range(MAX_ROUNDS):
+            missing = plan.items(built).missing
+            items = plan.rows_items(built, missing)
+            if not self._stage(
+                built, items, int(missing.sum()), tables=tables, most=MAX_ROWS_ITEMS_PER_UNIT, counted="videos"
+            ):
+                return
 
-    def clips(self, built: BuiltStage, clips: Sequence[CachedClip]) -> None:
+    def clips(self, built: BuiltStage, clips: PlacedClips) -> None:
         """A ClipStage over placed clips."""
-        source = self._plan.named(FRAMES)
-        inputs = {FRAMES: self._plan.parts(source)} if source else {}
-        self._stage(built, lambda: self._plan.clip_items(built, clips), inputs, MAX_CLIPS_PER_UNIT)
+        plan, source = self._plan, self._plan.named(FRAMES)
+        tables = {FRAMES: plan.parts(source)} if source else {}
+        for _ in range(MAX_ROUNDS):
+            items = plan.clip_items(built, clips)
+            count = int(items.missing.sum())
+            missing = plan.missing_clips(built, clips, items)
+            if not self._stage(built, missing, count, tables=tables, most=MAX_CLIPS_PER_UNIT, counted="clips"):
+                return
 
     def _stage(
-        self, built: BuiltStage, items: Callable[[], list[Any]], tables: dict[str, tuple[str, ...]], most: int
-    ) -> None:
-        for _ in range(MAX_ROUNDS):
-            missing = [i for i in items() if self._plan.state(built, i.item_key) is None]
-            if not missing:
-                return
-            work = (self._work(built),)
-            units = [
-                Unit(work, tuple(some), self._plan.root, self._job, tables=tables)
-                for some in cut(missing, self._workers, most, lambda _: 1)
-            ]
-            self._execute(built.key, units, "videos" if most == MAX_ROWS_ITEMS_PER_UNIT else "clips")
-            self._plan.refresh(built.key)
+        self,
+        built: BuiltStage,
+        items: Iterable[Any],
+        count: int,
+        *,
+        tables: dict[str, tuple[str, ...]],
+        most: int,
+        counted: str,
+    ) -> bool:
+        """One round over the items of a stage that have no result; False if there are none."""
+        if not count:
+            return False
+        work = (self._work(built),)
+        units = [
+            Unit(work, tuple(some), self._plan.root, self._job, tables=tables)
+            for some in cut(items, count, self._workers, most, lambda _: 1)
+        ]
+        self._execute(built.key, units, count, counted)
+        self._plan.refresh(built.key)
+        return True
 
     def _work(self, b: BuiltStage) -> StageWork:
         schema = b.stage.schema()
@@ -217,9 +237,9 @@ class Execution:
         target = ensure_target(self._plan.root, stage=b.name, fingerprint=b.fingerprint, table=b.table, schema=schema)
         return StageWork(b.stage, b.fingerprint, target)
 
-    def _execute(self, stage: str, units: list[Unit], counted: str) -> None:
+    def _execute(self, stage: str, units: Sequence[Unit], count: int, counted: str) -> None:
         engine = self._started()
-        self._progress.begin(stage, sum(len(u.items) for u in units), counted)
+        self._progress.begin(stage, count, counted)
         began, s = time.monotonic(), self._summary
         totals = s.stages.setdefault(stage, {"items": 0, "quarantined": 0, "worker_seconds": 0.0, "seconds": 0.0})
         for report in self._watch.reports(engine, stage, counted, units, engine.run(units)):
@@ -239,11 +259,11 @@ def _by_key(video: VideoSource) -> str:
     return video.video_key
 
 
-def cut(items: Sequence[Any], workers: int, most: int, weight: Callable[[Any], int]) -> Iterator[list[Any]]:
-    """Cut a list into units: at most ``most`` items and a bounded weight, and at least four units a worker if it can
-    be.
+def cut(items: Iterable[Any], count: int, workers: int, most: int, weight: Callable[[Any], int]) -> Iterator[list[Any]]:
+    """Cut ``count`` items into units: at most ``most`` items and a bounded weight, and at least four units a worker if
+    it can be.
     """
-    per_unit = max(1, min(most, -(-len(items) // (workers * UNITS_PER_WORKER))))
+    per_unit = max(1, min(most, -(-count // (workers * UNITS_PER_WORKER))))
     held: list[Any] = []
     held_weight = 0
     for item in items:

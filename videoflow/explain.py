@@ -10,16 +10,18 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+import numpy as np
+
 from videoflow.dataset.catalog import Catalog
 from videoflow.errors import QueryError
 from videoflow.fingerprint import clip_item_key
-from videoflow.history import CLIP, PASS, ROWS, StageHistory, Wanted, grain_of, note_path, quoted
+from videoflow.history import CLIP, PASS, ROWS, StageHistory, Wanted, grain_of, note_path
 from videoflow.keys import KEY_CHARS
 from videoflow.plan import CLIPS, FRAMES, Plan, VideoSource
 from videoflow.recipe import BuiltStage, Recipe
 from videoflow.store.gc import artifact_tables
 from videoflow.store.layout import Root
-from videoflow.store.ledger import QUARANTINED
+from videoflow.store.ledger import QUARANTINED, quoted
 from videoflow.store.writer import open_table, parts_of
 
 _COLUMNS = ["stage", "fingerprint", "item_key", "video_key", "input_digest", "rows", "state", "class", "message", "job"]
@@ -145,7 +147,7 @@ def verdicts(catalog: Catalog, subject: Subject, recipe: Recipe) -> list[Verdict
 
 
 def _verdict(plan: Plan, built: BuiltStage, subject: Subject) -> Verdict:
-    if plan.is_unusable(subject.video_key) and built.name != "probe":
+    if plan.unusable().any() and built.name != "probe":
         return Verdict(built.key, built.fingerprint, 0, 0, "not computed: the probe quarantined the video")
     wanted, waits = _wanted(plan, built, subject)
     if waits:
@@ -159,7 +161,7 @@ def _verdict(plan: Plan, built: BuiltStage, subject: Subject) -> Verdict:
             what += f"; {bad[0].reason}: {bad[0].message} (tried again only after `videoflow quarantine retry`)"
         return Verdict(built.key, built.fingerprint, len(states), 0, what)
     history = StageHistory(plan.root, plan.ledger, built, video_key=subject.video_key)
-    pasts = [past for w in missing if (past := history.past(w))]
+    pasts = [past for past in history.pasts(missing) if past]
     changed = tuple(sorted({name for p in pasts for name in p.changed}))
     if pasts:
         newest = max(pasts, key=lambda p: p.at)
@@ -179,7 +181,7 @@ def _wanted(plan: Plan, built: BuiltStage, subject: Subject) -> tuple[list[Wante
     if grain == PASS:
         return [Wanted.of_pass(video, plan.recipe.stream, plan.pass_key(built, video))], ""
     if grain == ROWS:
-        item = plan.rows_item(built, video)
+        item = next(iter(plan.rows_items(built, np.ones(1, bool))), None)
         waits = f"waits for {', '.join(built.stage.inputs)}: its item shows once they are there"
         return ([Wanted.of_rows(item)], "") if item else ([], waits)
     frames = plan.named(FRAMES)
@@ -187,11 +189,15 @@ def _wanted(plan: Plan, built: BuiltStage, subject: Subject) -> tuple[list[Wante
         return [], "not computed: the recipe has no clips"
     if plan.state(frames, plan.pass_key(frames, video)) is None:
         return [], f"waits for {FRAMES}: its pictures are still to be cached"
-    clips = [c for c in plan.clips()[0] if subject.clip_key in (None, c.row["clip_key"])]
-    if not clips:
+    clips = plan.clips()
+    table = clips.table.select(["video_key", "clip_key"])
+    items = plan.clip_items(built, clips)
+    rows = zip(*(c.to_pylist() for c in [table["video_key"], items.inputs, items.keys, table["clip_key"]]), strict=True)
+    wanted = [Wanted.of_clip(*row) for row in rows if subject.clip_key in (None, row[3])]
+    if not wanted:
         which = "the clip is none that this recipe cuts so far" if subject.clip_key else "no clips are there yet"
         return [], f"waits for {CLIPS}: {which}"
-    return [Wanted.of_clip(i) for i in plan.clip_items(built, clips)], ""
+    return wanted, ""
 
 
 def _counted(states: Iterable[str]) -> str:

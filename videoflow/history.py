@@ -7,19 +7,25 @@ component that changed: ``stage version``, ``params.fps``, ``identity.decoder``,
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from videoflow.fingerprint import clip_item_key, components, pass_item_key, video_item_key
 from videoflow.recipe import BuiltStage
 from videoflow.stage import ClipStage, PassConsumer
 from videoflow.store.layout import Root
-from videoflow.store.ledger import DONE, FILTERED, RETRY, Ledger
-from videoflow.unit import ClipItem, RowsItem
+from videoflow.store.ledger import Ledger, quoted
+from videoflow.store.states import DONE, FILTERED, RETRY, newest
+from videoflow.unit import RowsItem
 
 PASS, ROWS, CLIP = "pass", "rows", "clip"
+#: Rows that become Python objects at once.
+ROWS_AT_ONCE = 10_000
 #: Named instead of a component: what the item is made from has changed, or nobody wrote down what there was.
 INPUT, UNKNOWN = "input", "unknown: computed before fingerprints were explained"
 
@@ -79,8 +85,8 @@ class Wanted:
         return Wanted(item.video_key, item.input_digest, item.item_key, ROWS, item.intervals)
 
     @staticmethod
-    def of_clip(item: ClipItem) -> Wanted:
-        return Wanted(item.video_key, item.input_digest, item.item_key, CLIP, item.clip.clip_key)
+    def of_clip(video_key: str, input_digest: str, item_key: str, clip_key: str) -> Wanted:
+        return Wanted(video_key, input_digest, item_key, CLIP, clip_key)
 
     def key(self, input_digest: str, fingerprint: str) -> str:
         """The item's key if it were made from this input under this fingerprint."""
@@ -110,31 +116,35 @@ class StageHistory:
         self._changed: dict[str, tuple[str, ...]] = {built.fingerprint: ()}
         where = f"stage = {quoted(built.name)}" + (f" AND video_key = {quoted(video_key)}" if video_key else "")
         columns = ["item_key", "video_key", "fingerprint", "input_digest", "state", "at"]
-        newest: dict[str, tuple[datetime, str]] = {}
-        asked: dict[str, set[tuple[str, str]]] = {}
-        for key, video, fp, source, state, at in _rows(ledger, columns, where):
-            if key not in newest or newest[key][0] <= at:
-                newest[key] = (at, state)
-                asked.setdefault(video, set()).add((fp, source))
-        self._results = {k: at for k, (at, state) in newest.items() if state in (DONE, FILTERED)}
-        self._retried = {k for k, (_, state) in newest.items() if state == RETRY}
-        self._asked = asked
+        table = newest(ledger.table(columns, where), ["item_key"])
+        #: What was asked of each video: (fingerprint, input digest). A key tells both, so its newest row does.
+        self._asked: dict[str, list[tuple[str, str]]] = {}
+        for video, *of in _distinct(table, ["video_key", "fingerprint", "input_digest"]):
+            self._asked.setdefault(video, []).append((of[0], of[1]))
+        self._retried = table.filter(pc.equal(table["state"], RETRY))["item_key"].combine_chunks()
+        done = table.filter(pc.is_in(table["state"], value_set=pa.array([DONE, FILTERED])))
+        self._results, self._at = done["item_key"].combine_chunks(), done["at"].combine_chunks()
 
-    def past(self, wanted: Wanted) -> Past | None:
-        """The newest earlier result for an item; None if there was none."""
-        found = [
-            (self._results[key], fp, source)
-            for fp, source in self._asked.get(wanted.video_key, ())
-            if (key := wanted.key(source, fp)) in self._results
-        ]
-        if not found:
-            return None
-        at, fp, source = max(found)
+    def pasts(self, wanted: Sequence[Wanted]) -> list[Past | None]:
+        """The newest earlier result of each item; None where there was none."""
+        asked = [(n, *pair) for n, w in enumerate(wanted) for pair in self._asked.get(w.video_key, ())]
+        keys = pa.array([wanted[n].key(source, fp) for n, fp, source in asked], pa.string())
+        found = pc.index_in(keys, value_set=self._results)
+        times = self._at.take(found).to_pylist()
+        best: dict[int, tuple[datetime, str, str]] = {}
+        for (n, fp, source), at in zip(asked, times, strict=True):
+            if at is not None:
+                best[n] = max(best.get(n, (at, fp, source)), (at, fp, source))
+        return [self._past(w, best[n]) if n in best else None for n, w in enumerate(wanted)]
+
+    def _past(self, wanted: Wanted, result: tuple[datetime, str, str]) -> Past:
+        at, fp, source = result
         return Past(fp, at, self._components(fp) + ((INPUT,) if source != wanted.input_digest else ()))
 
     def has_retry(self, items: Iterable[Wanted]) -> bool:
         """Whether one of these items is to be tried again."""
-        return any(w.item_key in self._retried for w in items)
+        keys = pa.array([w.item_key for w in items], pa.string())
+        return bool(pc.any(pc.is_in(keys, value_set=self._retried)).as_py())
 
     def _components(self, fingerprint: str) -> tuple[str, ...]:
         if fingerprint not in self._changed:
@@ -143,11 +153,8 @@ class StageHistory:
         return self._changed[fingerprint]
 
 
-def quoted(text: str) -> str:
-    """A string for a filter."""
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _rows(ledger: Ledger, columns: list[str], where: str) -> Any:
-    table = ledger.table(columns, where)
-    return zip(*(table[c].to_pylist() for c in columns), strict=True)
+def _distinct(table: pa.Table, columns: list[str]) -> Iterator[list[str]]:
+    """The distinct rows of some columns."""
+    found = table.select(columns).group_by(columns).aggregate([])
+    for batch in found.to_batches(ROWS_AT_ONCE):
+        yield from (list(row) for row in zip(*(batch.column(c).to_pylist() for c in columns), strict=True))

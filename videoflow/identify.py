@@ -50,9 +50,11 @@ def identify(
     known = catalog.known_sources()
     keyed: list[tuple[SourceFile, str]] = []
     unreadable: list[tuple[str, str, str]] = []
+    hosts = HostWatch()
     with ThreadPoolExecutor(_HASH_THREADS) as pool:
-        hosts = HostWatch()
-        for file, key in zip(scan.files, pool.map(lambda f: _key(f, known, hosts), scan.files), strict=True):
+        keys = [_known_key(f, known) for f in scan.files]
+        new = pool.map(lambda f: _key(f, hosts), [f for f, k in zip(scan.files, keys, strict=True) if k is None])
+        for file, key in zip(scan.files, (k if k is not None else next(new) for k in keys), strict=True):
             on_file()
             if key.startswith("!"):
                 unreadable.append((file.uri, digest("unreadable", file.uri), key[1:]))
@@ -69,13 +71,18 @@ def identify(
     return Identified(videos, tuple(unreadable), changed, vanished, len(keyed) - len(videos))
 
 
-def _key(file: SourceFile, known: dict[str, dict[str, Any]], hosts: HostWatch) -> str:
-    """The content's key, or "!" and why the file cannot be read."""
+def _known_key(file: SourceFile, known: dict[str, dict[str, Any]]) -> str | None:
+    """The key of a file that cannot be read, or has not changed; None for one that is to be hashed."""
     if file.problem:
         return f"!{file.problem}"
     row = known.get(file.uri)
     if row and file.stamp and (row["stamp"], row["size"]) == (file.stamp, file.size):
         return str(row["video_key"])
+    return None
+
+
+def _key(file: SourceFile, hosts: HostWatch) -> str:
+    """The content's key, or "!" and why the file cannot be read."""
     try:
         key = persist(lambda: digest_file(file.path) if file.is_local else _digest_remote(file.path))
     except OSError as e:

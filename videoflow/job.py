@@ -9,10 +9,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from videoflow.dataset.assemble import CachedClip, version_table
+from videoflow.dataset.assemble import version_table
 from videoflow.dataset.catalog import Catalog, check_name
+from videoflow.dataset.placed import PlacedClips, no_clips
 from videoflow.dataset.publish import publish, split_of
 from videoflow.dataset.version import Version
 from videoflow.errors import EXIT_QUARANTINED, SourceError
@@ -25,6 +27,9 @@ from videoflow.sources import Scan, scan
 from videoflow.store.reader import PART, ROW_ID, rows_of
 from videoflow.telemetry.watch import JobWatch
 from videoflow.unit import UnitReport, engine_path
+
+#: Rows of a clip stage that are Python objects at once.
+ROWS_AT_ONCE = 10_000
 
 
 class Job:
@@ -99,28 +104,27 @@ class Job:
         by = self._recipe.split_by
         if by != "video" and not any(by in v.metadata for v in identified.videos):
             raise SourceError(f"split_by: {by!r} is no column of these sources' metadata; without it splits would leak")
+        catalog.ledger.tidy()
         plan = Plan(catalog.root, catalog.ledger, self._recipe, built, identified.videos)
         with Execution(plan, self.id, self._options, self._progress, self.summary, watch=self.watch) as execution:
             execution.recover()
             execution.decode()
             for b in plan.row_stages:
                 execution.rows(b)
-            clips, without = plan.clips() if plan.named(CLIPS) and plan.named(FRAMES) else ([], 0)
+            clips = plan.clips() if plan.named(CLIPS) and plan.named(FRAMES) else no_clips(catalog.root)
             for b in plan.clip_stages:
                 execution.clips(b, clips)
-        self._finish(catalog, plan, clips, without, identified)
+        self._finish(catalog, plan, clips, identified)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def _finish(
-        self, catalog: Catalog, plan: Plan, clips: list[CachedClip], without: int, identified: Identified
-    ) -> None:
+    def _finish(self, catalog: Catalog, plan: Plan, clips: PlacedClips, identified: Identified) -> None:
         states = plan.video_states(clips)
         s = self.summary
         s.videos = len(plan.videos) + len(identified.unreadable)
         s.done, s.filtered, s.pending = states["done"], states["filtered"], states["pending"]
         s.quarantined = states["quarantined"] + len(identified.unreadable)
-        s.clips_without_frames = without
+        s.clips_without_frames = clips.without
         if plan.named(CLIPS) and plan.named(FRAMES):
             version, s.is_new_version = self._publish(catalog, plan, clips)
             s.version, s.clips = version.id, version.num_clips
@@ -128,7 +132,7 @@ class Job:
         if s.quarantined > allowed or (s.videos and not s.done):
             s.exit_code = EXIT_QUARANTINED
 
-    def _publish(self, catalog: Catalog, plan: Plan, clips: list[CachedClip]) -> tuple[Version, bool]:
+    def _publish(self, catalog: Catalog, plan: Plan, clips: PlacedClips) -> tuple[Version, bool]:
         sources = {k: (v.uri, v.metadata) for k, v in plan.videos.items()}
         by = plan.recipe.split_by
         splits = {
@@ -136,7 +140,8 @@ class Job:
             for k, v in plan.videos.items()
         }
         embeddings, scores = _clip_products(plan, clips)
-        table = version_table(clips, sources=sources, splits=splits, embeddings=embeddings, scores=scores)
+        batches = plan.clip_objects(clips, np.ones(len(clips), bool))
+        table = version_table(batches, sources=sources, splits=splits, embeddings=embeddings, scores=scores)
         tables = {FRAMES: list(plan.parts(_required(plan, FRAMES)))}
         embed = next((b for b in plan.clip_stages if b.table == "embeddings"), None)
         if embed:
@@ -187,19 +192,20 @@ def _required(plan: Plan, name: str) -> BuiltStage:
     return built
 
 
-def _clip_products(plan: Plan, clips: list[CachedClip]) -> tuple[dict[str, tuple[int, int]], dict[str, dict[str, Any]]]:
+def _clip_products(plan: Plan, clips: PlacedClips) -> tuple[dict[str, tuple[int, int]], dict[str, dict[str, Any]]]:
     """What clip stages made: embedding rows by clip key, and scalar columns of other stages as ``<key>_<column>``."""
     embeddings: dict[str, tuple[int, int]] = {}
     scores: dict[str, dict[str, Any]] = {}
     embedded = False
     for b in plan.clip_stages:
-        keys = {i.item_key: i.clip.clip_key for i in plan.clip_items(b, clips)}
+        item_keys = plan.clip_items(b, clips).keys.to_pylist()
+        keys = dict(zip(item_keys, clips.table["clip_key"].to_pylist(), strict=True))
         head = {"item_key", "input_digest", "video_key", "stream", "clip_key"}
         scalars = [f.name for f in b.stage.schema() if f.name not in head and not pa.types.is_nested(f.type)]
         table = rows_of(plan.root, plan.parts(b), keys, columns=scalars, with_row_ids=True) if keys else None
         if table is None:
             continue
-        for row in table.to_pylist():
+        for row in (row for batch in table.to_batches(ROWS_AT_ONCE) for row in batch.to_pylist()):
             clip = keys[row["item_key"]]
             if b.table == "embeddings" and not embedded:
                 embeddings[clip] = (row[PART], row[ROW_ID])

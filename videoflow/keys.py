@@ -12,6 +12,8 @@ from typing import Any
 from blake3 import blake3
 
 KEY_CHARS = 32
+#: Made once: `json.dumps` with these options makes an encoder a call, which is most of a small key's price.
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def digest_bytes(data: bytes | memoryview) -> str:
@@ -21,7 +23,7 @@ def digest_bytes(data: bytes | memoryview) -> str:
 
 def canonical_json(value: Any) -> bytes:
     """JSON with sorted keys and no spaces: equal values give equal bytes in every process. NaN is refused."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return _CANONICAL.encode(value).encode()
 
 
 def digest(*parts: Any) -> str:

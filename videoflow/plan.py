@@ -3,33 +3,44 @@
 Items are keyed by content and by what computes them; an item without a ledger row is *missing*, a quarantined one is
 not tried again. Downstream keys need the digests of what is upstream, so a stage whose input is still missing is only
 counted by videos ("after decoding").
+
+Everything is asked for all videos (or clips) at once: keys and answers are columns, in the order of ``Plan.keys``
+(or of the clips); objects are made only for items that are missing.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
-from videoflow.dataset.assemble import CachedClip, cached_videos, clip_rows, distinct_frames, place_clip
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from videoflow.dataset.assemble import CachedClip, distinct_frames
+from videoflow.dataset.placed import PlacedClips, placed_clips
 from videoflow.errors import MOVED_UNDER_THE_JOB, RecipeError
 from videoflow.fingerprint import clip_item_key, pass_item_key, video_item_key
-from videoflow.history import StageHistory, Wanted
 from videoflow.keys import digest
 from videoflow.recipe import PROBE, BuiltStage, Recipe
 from videoflow.stage import ClipStage, PassConsumer, VideoStage
 from videoflow.store.layout import Root, part_path
-from videoflow.store.ledger import FILTERED, QUARANTINED, ItemResult, Ledger, LedgerRow
+from videoflow.store.ledger import ItemResult, Ledger
+from videoflow.store.states import FILTERED, NOWHERE, QUARANTINED, LedgerRow, States
 from videoflow.store.writer import parts_of
 from videoflow.timeline import divisor_step
 from videoflow.unit import ClipItem, DecodeItem, RowsItem
 
 FRAMES, CLIPS = "frames", "clips"
+#: Keys that are made as Python strings at once, before they become a column.
+KEYS_AT_ONCE = 50_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class VideoSource:
     """One distinct content among a run's sources: its first uri and all that the sources say of it."""
 
@@ -46,6 +57,29 @@ class VideoSource:
         return DecodeItem(self.video_key, self.path, self.uri, self.size, self.stamp)
 
 
+@dataclass(frozen=True)
+class StageItems:
+    """The items of one stage, as columns: of every video for a stage of videos, of every clip for a ClipStage.
+
+    Attributes:
+        keys: item keys, null where there is no item (an input is missing or quarantined). inputs: input digests.
+        found: position of the answer among the stage's states, NOWHERE where there is none.
+    """
+
+    keys: pa.Array
+    inputs: pa.Array
+    found: np.ndarray
+
+    @property
+    def exists(self) -> np.ndarray:
+        return np.asarray(self.keys.is_valid())
+
+    @property
+    def missing(self) -> np.ndarray:
+        """Where there is an item without an answer."""
+        return self.exists & (self.found == NOWHERE)
+
+
 class Plan:
     """The state of a recipe over some videos, as the ledger has it. ``refresh`` reads the ledger again."""
 
@@ -56,8 +90,11 @@ class Plan:
         self.recipe = recipe
         self.built = tuple(built)
         self.videos = {v.video_key: v for v in videos}
+        self.keys = tuple(self.videos)
         self.ledger = ledger
-        self._states: dict[str, dict[str, LedgerRow]] = {}
+        self._states: dict[str, States] = {}
+        self._pass_keys: dict[str, pa.Array] = {}
+        self._items: dict[str, StageItems] = {}
         #: Answers that count for nothing, since somebody removed the table that their rows were in; by stage.
         self.lost: dict[str, list[LedgerRow]] = {}
         self.refresh()
@@ -65,18 +102,22 @@ class Plan:
     def refresh(self, *keys: str) -> None:
         for b in self.built:
             if not keys or b.key in keys:
+                self._states.pop(b.key, None)  # the old answers make room first
                 states = self.ledger.states(b.name, b.fingerprint)
-                self.lost[b.key] = [] if self.parts(b) else [r for r in states.values() if r.rows]
-                for row in self.lost[b.key]:
-                    del states[row.item_key]
+                self.lost[b.key] = []
+                if not self.parts(b):
+                    gone = states.has_rows()[:-1]
+                    self.lost[b.key] = list(states.rows(np.flatnonzero(gone)))
+                    states = states.without(gone)
                 self._states[b.key] = states
+        self._items.clear()
 
     def unread(self, built: BuiltStage) -> list[LedgerRow]:
         """Results of a pass whose source was moved under the job: nothing about the content they are keyed by."""
         if not isinstance(built.stage, PassConsumer):
             return []
-        rows = (self.state(built, self.pass_key(built, key)) for key in self.videos)
-        bad = [r for r in rows if r is not None and r.state == QUARANTINED]
+        states, found = self._states[built.key], self.items(built).found
+        bad = states.rows(found[states.is_state(QUARANTINED)[found]])
         return [r for r in bad if (r.message or "").startswith(MOVED_UNDER_THE_JOB)]
 
     # -- stages by kind ----------------------------------------------------------------------------------------------
@@ -104,18 +145,84 @@ class Plan:
         )
 
     def state(self, built: BuiltStage, item_key: str) -> LedgerRow | None:
+        """The answer of one item; for many, see `items`."""
         return self._states[built.key].get(item_key)
 
-    # -- the decode pass ---------------------------------------------------------------------------------------------
+    def states(self, built: BuiltStage) -> States:
+        """All answers of a stage, of these videos and others."""
+        return self._states[built.key]
+
+    # -- items of videos ---------------------------------------------------------------------------------------------
+
+    def items(self, built: BuiltStage) -> StageItems:
+        """The items of a stage of videos, in the order of ``keys``."""
+        if built.key not in self._items:
+            is_pass = isinstance(built.stage, PassConsumer)
+            self._items[built.key] = self._pass_items(built) if is_pass else self._rows_items(built)
+        return self._items[built.key]
+
+    def has_state(self, built: BuiltStage, items: StageItems, state: str) -> np.ndarray:
+        """By item: whether its answer has this state."""
+        return self._states[built.key].is_state(state)[items.found]
 
     def pass_key(self, built: BuiltStage, video_key: str) -> str:
         return pass_item_key(video_key, self.recipe.stream, built.fingerprint)
 
-    def is_unusable(self, video_key: str) -> bool:
-        """True if the probe quarantined it: no other product is tried."""
+    def _pass_items(self, built: BuiltStage) -> StageItems:
+        if built.key not in self._pass_keys:
+            self._pass_keys[built.key] = _column(self.pass_key(built, key) for key in self.keys)
+        keys = self._pass_keys[built.key]
+        return StageItems(keys, pa.nulls(len(keys), pa.string()), self._states[built.key].find(keys))
+
+    def _rows_items(self, built: BuiltStage) -> StageItems:
+        """No item while an input is missing, or where one that is required is quarantined."""
+        exists = np.ones(len(self.keys), bool)
+        digests: list[tuple[str, list[str | None]]] = []
+        for name, source in self._inputs(built):
+            items, states = self.items(source), self._states[source.key]
+            bad = states.is_state(QUARANTINED)[items.found]
+            exists &= items.found != NOWHERE
+            if name in built.stage.required_inputs():
+                exists &= ~bad
+            usable = np.where(bad, NOWHERE, items.found)
+            digests.append((name, states.taken(usable, "output_digest").to_pylist()))
+        digests.sort()
+        inputs = _column(
+            digest([[n, d[i]] for n, d in digests if d[i] is not None]) if there else None
+            for i, there in enumerate(exists.tolist())
+        )
+        keys = _column(
+            None if d is None else video_item_key(v.video_key, d, v.intervals, built.fingerprint)
+            for v, d in zip(self.videos.values(), _values(inputs), strict=True)
+        )
+        return StageItems(keys, inputs, self._states[built.key].find(keys))
+
+    def _inputs(self, built: BuiltStage) -> list[tuple[str, BuiltStage]]:
+        return [(name, source) for name in built.stage.inputs if (source := self.named(name)) is not None]
+
+    def rows_items(self, built: BuiltStage, which: np.ndarray) -> list[RowsItem]:
+        """Items of a VideoStage at some videos (a mask)."""
+        items = self.items(built)
+        at = np.flatnonzero(which & items.exists)
+        columns = []
+        for name, source in self._inputs(built):
+            ins = self.items(source)
+            usable = ~self.has_state(source, ins, QUARANTINED)[at]
+            columns.append((name, ins.keys.take(pa.array(at)).to_pylist(), usable.tolist()))
+        found = []
+        keys, inputs = (c.take(pa.array(at)).to_pylist() for c in (items.keys, items.inputs))
+        for i, video in enumerate(at.tolist()):
+            read = {name: values[i] for name, values, usable in columns if usable[i]}
+            v = self.videos[self.keys[video]]
+            found.append(RowsItem(keys[i], inputs[i], v.video_key, read, v.intervals))
+        return found
+
+    # -- the decode pass ---------------------------------------------------------------------------------------------
+
+    def unusable(self) -> np.ndarray:
+        """By video: whether the probe quarantined it, so that no other product is tried."""
         probe = self.named(PROBE)
-        row = self.state(probe, self.pass_key(probe, video_key)) if probe else None
-        return row is not None and row.state == QUARANTINED
+        return self.has_state(probe, self.items(probe), QUARANTINED) if probe else np.zeros(len(self.keys), bool)
 
     def unaccounted(self) -> list[tuple[BuiltStage, ItemResult]]:
         """Results that follow from a quarantined probe for consumers that have none: same class and message.
@@ -123,204 +230,150 @@ class Plan:
         A pass writes them itself; they are missing where it was killed in between, and for new parameters.
         """
         probe = self.named(PROBE)
+        at = np.flatnonzero(self.unusable())
+        if probe is None or not len(at):
+            return []
+        why = list(self._states[probe.key].rows(self.items(probe).found[at]))
         found: list[tuple[BuiltStage, ItemResult]] = []
-        for key in self.videos if probe else ():
-            assert probe is not None
-            if not self.is_unusable(key):
-                continue
-            why = self.state(probe, self.pass_key(probe, key))
-            assert why is not None
-            for b in self.consumers:
-                item = self.pass_key(b, key)
-                if self.state(b, item) is None:
-                    result = ItemResult(item, key, key, state=QUARANTINED, reason=why.reason, message=why.message)
+        for b in self.consumers:
+            missing = self.items(b).missing
+            for i, row in zip(at.tolist(), why, strict=True):
+                if missing[i]:
+                    key = self.keys[i]
+                    item = self.pass_key(b, key)
+                    result = ItemResult(item, key, key, state=QUARANTINED, reason=row.reason, message=row.message)
                     found.append((b, result))
         return found
 
     def missing_products(self) -> dict[tuple[str, ...], list[VideoSource]]:
         """Videos to decode, by the keys of the consumers that still lack a result."""
+        lacking = np.array([self.items(b).missing for b in self.consumers]) & ~self.unusable()
         groups: dict[tuple[str, ...], list[VideoSource]] = {}
-        for key, video in self.videos.items():
-            if self.is_unusable(key):
-                continue
-            lacking = tuple(b.key for b in self.consumers if self.state(b, self.pass_key(b, key)) is None)
-            if lacking:
-                groups.setdefault(lacking, []).append(video)
+        for i in np.flatnonzero(lacking.any(axis=0)).tolist():
+            names = tuple(b.key for b, lacks in zip(self.consumers, lacking[:, i], strict=True) if lacks)
+            groups.setdefault(names, []).append(self.videos[self.keys[i]])
         return groups
-
-    # -- rows of other stages ----------------------------------------------------------------------------------------
-
-    def rows_item(self, built: BuiltStage, video_key: str) -> RowsItem | None:
-        """The item of a VideoStage for one video; None while an input is missing or where one is quarantined."""
-        inputs: dict[str, str] = {}
-        digests: dict[str, str] = {}
-        for name in built.stage.inputs:
-            source = self.named(name)
-            if source is None:
-                continue
-            key = self._input_key(source, video_key)
-            row = self.state(source, key) if key else None
-            if row is None or row.state == QUARANTINED:
-                if name in built.stage.required_inputs() or row is None:
-                    return None
-                continue
-            inputs[name] = row.item_key
-            digests[name] = row.output_digest
-        input_digest = digest(sorted(digests.items()))
-        intervals = self.videos[video_key].intervals
-        item_key = video_item_key(video_key, input_digest, intervals, built.fingerprint)
-        return RowsItem(item_key, input_digest, video_key, inputs, intervals)
-
-    def _input_key(self, source: BuiltStage, video_key: str) -> str | None:
-        if isinstance(source.stage, PassConsumer):
-            return self.pass_key(source, video_key)
-        item = self.rows_item(source, video_key)
-        return item.item_key if item else None
-
-    def rows_items(self, built: BuiltStage) -> list[RowsItem]:
-        items = (self.rows_item(built, key) for key in self.videos)
-        return [i for i in items if i is not None]
 
     # -- clips -------------------------------------------------------------------------------------------------------
 
-    def clips(self) -> tuple[list[CachedClip], int]:
-        """All clips of these videos on the cache's grid, and how many have no cached frame."""
+    def clips(self) -> PlacedClips:
+        """All clips of these videos on the cache's grid."""
         clips, frames = self.named(CLIPS), self.named(FRAMES)
         if clips is None or frames is None:
             raise RecipeError("a version needs the stages frames and clips in the recipe")
-        keys = {i.item_key for i in self.rows_items(clips) if self.state(clips, i.item_key)}
-        rows = clip_rows(self.root, self.parts(clips), keys) if keys else []
-        frame_keys = {self.pass_key(frames, r["video_key"]) for r in rows}
-        parts = self.parts(frames) if frame_keys else ()  # none yet: the clips are there, another rate's frames not
-        videos = cached_videos(self.root, parts, frame_keys) if parts else {}
+        items, cache = self.items(clips), self.items(frames)
+        keys = items.keys.filter(pa.array(items.found != NOWHERE))
+        cached = pa.array(self.keys, pa.string()).filter(pa.array(self._states[frames.key].has_rows()[cache.found]))
         rate = Fraction(frames.stage.params.fps)
-        unique = {r["clip_key"]: r for r in rows}.values()  # one interval asked for twice is one clip
-        placed = [place_clip(r, videos.get(r["video_key"]), rate) for r in unique]
-        found = [c for c in placed if c is not None]
-        return found, len(placed) - len(found)
+        return placed_clips(self.root, self.parts(clips), keys, rate=rate, cached=cached)
 
-    def clip_items(self, built: BuiltStage, clips: Sequence[CachedClip]) -> list[ClipItem]:
-        """The items of a ClipStage over placed clips.
+    def clip_step(self, built: BuiltStage, rate: Fraction) -> int:
+        """How many steps of the cache's grid one of a ClipStage is.
 
         Raises:
             RecipeError: its rate does not divide the cache's.
         """
-        frames = self.named(FRAMES)
-        assert frames is not None and isinstance(built.stage, ClipStage)
-        rate = Fraction(frames.stage.params.fps)
+        assert isinstance(built.stage, ClipStage)
         step = divisor_step(rate, built.stage.fps or rate)
         if step is None:
             raise RecipeError(
                 f"stage {built.key!r}: its rate {built.stage.fps} does not divide the cache's {rate} frames/s"
             )
-        items = []
-        for c in clips:
-            state = self.state(frames, self.pass_key(frames, c.row["video_key"]))
-            source = digest(state.output_digest if state else "", c.grid.start_pts, str(rate))
-            key = clip_item_key(c.row["clip_key"], source, built.fingerprint)
-            wanted = distinct_frames(c, c.indices[::step])
-            items.append(ClipItem(key, source, c.row["video_key"], c.row["stream"], c.ref, wanted))
-        return items
+        return step
+
+    def clip_items(self, built: BuiltStage, clips: PlacedClips) -> StageItems:
+        """The items of a ClipStage, by position among the clips.
+
+        Raises:
+            RecipeError: its rate does not divide the cache's.
+        """
+        self.clip_step(built, clips.rate)
+        frames = self.named(FRAMES)
+        assert frames is not None
+        cache = self._states[frames.key].taken(self.items(frames).found, "output_digest")
+        outputs = dict(zip(self.keys, cache.to_pylist(), strict=True))
+        rate, sources = str(clips.rate), dict[tuple[str, int], str]()
+
+        def pairs() -> Iterator[tuple[str, str]]:
+            for batch in clips.table.select(["clip_key", "video_key", "start_pts"]).to_batches(KEYS_AT_ONCE):
+                for key, video, start in zip(*(c.to_pylist() for c in batch.columns), strict=True):
+                    source = sources.get((video, start))
+                    if source is None:
+                        source = sources[video, start] = digest(outputs[video] or "", start, rate)
+                    yield key, source
+
+        keys = _column(clip_item_key(key, source, built.fingerprint) for key, source in pairs())
+        inputs = _column(source for _, source in pairs())
+        return StageItems(keys, inputs, self._states[built.key].find(keys))
+
+    def clip_objects(self, clips: PlacedClips, which: np.ndarray) -> Iterator[list[CachedClip]]:
+        """The clips at some positions (a mask), in batches."""
+        stage, cache, at = self.named(CLIPS), self.named(FRAMES), np.flatnonzero(which)
+        assert stage is not None and cache is not None
+        if len(at):
+            yield from clips.cached(
+                at,
+                clips=self.parts(stage),
+                frames=self.parts(cache),
+                frame_keys=partial(self.pass_key, cache),
+            )
+
+    def missing_clips(self, built: BuiltStage, clips: PlacedClips, items: StageItems) -> Iterator[ClipItem]:
+        """The items of a ClipStage that have no answer, as a worker needs them, made as they are asked for."""
+        step = self.clip_step(built, clips.rate)
+        at = pa.array(np.flatnonzero(items.missing))
+        keys = zip(_values(items.keys.take(at)), _values(items.inputs.take(at)), strict=True)
+        for batch in self.clip_objects(clips, items.missing):
+            for c in batch:
+                key, source = next(keys)
+                wanted = distinct_frames(c, c.indices[::step])
+                yield ClipItem(key, source, c.row["video_key"], c.row["stream"], c.ref, wanted)
 
     # -- how videos ended --------------------------------------------------------------------------------------------
 
-    def video_states(self, clips: Sequence[CachedClip]) -> Counter[str]:
+    def video_states(self, clips: PlacedClips) -> Counter[str]:
         """done | filtered | quarantined | pending, by video. A video is done when every stage of it and its clips
         ended.
         """
-        by_video: dict[str, set[str]] = {key: set() for key in self.videos}
-        for key in self.videos:
-            if self.is_unusable(key):
-                by_video[key].add(QUARANTINED)
-                continue
-            rows = [self.state(b, self.pass_key(b, key)) for b in self.consumers]
-            for built in self.row_stages:
-                item = self.rows_item(built, key)
-                has_bad_input = item is None and any(r is not None and r.state == QUARANTINED for r in rows)
-                if not has_bad_input:
-                    rows.append(self.state(built, item.item_key) if item else None)
-            by_video[key] |= {row.state if row else "pending" for row in rows}
-        for built in self.clip_stages:
-            for clip_item in self.clip_items(built, clips):
-                row = self.state(built, clip_item.item_key)
-                # A filtered clip does not filter its video.
-                by_video[clip_item.video_key].add(
-                    "pending" if row is None else "done" if row.state == FILTERED else row.state
-                )
-        counts: Counter[str] = Counter()
-        for states in by_video.values():
-            counts[next(s for s in ("pending", QUARANTINED, FILTERED, "done") if s in states)] += 1
-        return counts
+        unusable = self.unusable()
+        pending, bad, filtered = (np.zeros(len(self.keys), bool) for _ in range(3))
+        for b in [*self.consumers, *self.row_stages]:
+            items = self.items(b)
+            counts = ~unusable & (items.exists | ~bad)  # without an item because an input is bad: nothing to wait for
+            pending |= counts & (items.found == NOWHERE)
+            bad |= counts & self.has_state(b, items, QUARANTINED)
+            filtered |= counts & self.has_state(b, items, FILTERED)
+        bad |= unusable
+        if len(clips) and self.clip_stages:
+            videos = pc.index_in(clips.table["video_key"], value_set=pa.array(self.keys, pa.string()))
+            videos = np.asarray(videos, np.int64)
+        for b in self.clip_stages if len(clips) else ():
+            items = self.clip_items(b, clips)  # a filtered clip does not filter its video
+            pending[videos[items.missing]] = True
+            bad[videos[self.has_state(b, items, QUARANTINED)]] = True
+        return Counter(
+            {
+                "pending": int(pending.sum()),
+                QUARANTINED: int((bad & ~pending).sum()),
+                FILTERED: int((filtered & ~bad & ~pending).sum()),
+                "done": int((~filtered & ~bad & ~pending).sum()),
+            }
+        )
 
 
-@dataclass(frozen=True)
-class StageForecast:
-    """What `videoflow plan` says of one stage.
-
-    Attributes:
-        to_compute: items without a result; stale: of these, items that have one under another fingerprint or from
-        another input. changed: the components that differ (see `videoflow.history`).
-        unknown: videos whose items show only after decoding.
-    """
-
-    stage: str
-    fingerprint: str
-    grain: str  # video | clip
-    cached: int
-    to_compute: int
-    quarantined: int
-    unknown: int
-    stale: int = 0
-    changed: tuple[str, ...] = ()
+def _column(values: Iterable[str | None]) -> pa.Array:
+    """Strings as a column, without ever holding all of them as objects."""
+    chunks, some = [], list[str | None]()
+    for value in values:
+        some.append(value)
+        if len(some) == KEYS_AT_ONCE:
+            chunks.append(pa.array(some, pa.string()))
+            some.clear()
+    chunks.append(pa.array(some, pa.string()))
+    return pa.concat_arrays(chunks)
 
 
-def forecast(plan: Plan) -> list[StageForecast]:
-    """Per stage: cached, to compute, stale, quarantined, and what cannot be known before upstream stages have run."""
-    result = []
-    usable = [k for k in plan.videos if not plan.is_unusable(k)]
-    bad = len(plan.videos) - len(usable)
-    for b in plan.consumers:
-        wanted = [Wanted.of_pass(k, plan.recipe.stream, plan.pass_key(b, k)) for k in usable]
-        result.append(_forecast(plan, b, "video", wanted, bad=bad, unknown=0))
-    for b in plan.row_stages:
-        items = [i for k in usable if (i := plan.rows_item(b, k))]
-        wanted = [Wanted.of_rows(i) for i in items]
-        result.append(_forecast(plan, b, "video", wanted, bad=bad, unknown=len(usable) - len(items)))
-    clips = plan.clips()[0] if plan.named(CLIPS) and plan.named(FRAMES) and plan.clip_stages else []
-    waiting = sum(_waits(plan, k) for k in usable) if plan.clip_stages else 0
-    for b in plan.clip_stages:
-        wanted = [Wanted.of_clip(i) for i in plan.clip_items(b, clips)]
-        result.append(_forecast(plan, b, "clip", wanted, bad=0, unknown=waiting))
-    return result
-
-
-def _forecast(
-    plan: Plan, built: BuiltStage, grain: str, wanted: list[Wanted], *, bad: int, unknown: int
-) -> StageForecast:
-    states = [plan.state(built, w.item_key) for w in wanted]
-    missing = [w for w, s in zip(wanted, states, strict=True) if s is None]
-    broken = sum(s is not None and s.state == QUARANTINED for s in states)
-    stale: list[tuple[str, ...]] = []
-    if missing:
-        history = StageHistory(plan.root, plan.ledger, built)
-        stale = [past.changed for w in missing if (past := history.past(w))]
-    return StageForecast(
-        built.key,
-        built.fingerprint,
-        grain,
-        cached=len(wanted) - len(missing) - broken,
-        to_compute=len(missing),
-        quarantined=bad + broken,
-        unknown=unknown,
-        stale=len(stale),
-        changed=tuple(sorted({name for names in stale for name in names})),
-    )
-
-
-def _waits(plan: Plan, video_key: str) -> bool:
-    """Whether a video's clips, or the cached frames they are read from, are still to be made."""
-    frames, clips = plan.named(FRAMES), plan.named(CLIPS)
-    if frames and plan.state(frames, plan.pass_key(frames, video_key)) is None:
-        return True
-    item = plan.rows_item(clips, video_key) if clips else None
-    return clips is not None and (item is None or plan.state(clips, item.item_key) is None)
+def _values(column: pa.Array) -> Iterator[Any]:
+    """A column's values as objects, some at a time."""
+    for at in range(0, len(column), KEYS_AT_ONCE):
+        yield from column.slice(at, KEYS_AT_ONCE).to_pylist()

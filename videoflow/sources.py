@@ -34,9 +34,10 @@ SIDECAR_EXTENSIONS = frozenset(
 )
 #: Extensions that mean something else just as often: their first bytes decide.
 AMBIGUOUS_EXTENSIONS = frozenset({".ts", ".ogg", ".dv", ".sub"})
+_CLEARLY_VIDEO, _CLEARLY_SIDECAR = VIDEO_EXTENSIONS - AMBIGUOUS_EXTENSIONS, SIDECAR_EXTENSIONS - AMBIGUOUS_EXTENSIONS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SourceFile:
     """One file that is to be a video.
 
@@ -152,10 +153,10 @@ def _walk(folder: str) -> Iterator[str]:
 def _screen(named: Iterable[tuple[str, str]], ignored: dict[str, None]) -> Iterator[SourceFile]:
     """Local files of a folder or glob: videos go on, the others are ignored."""
     for path, _ in named:
-        suffix = Path(path).suffix.lower()
-        if suffix in VIDEO_EXTENSIONS - AMBIGUOUS_EXTENSIONS:
+        suffix = os.path.splitext(path)[1].lower()
+        if suffix in _CLEARLY_VIDEO:
             yield _local_file(path)
-        elif suffix in SIDECAR_EXTENSIONS - AMBIGUOUS_EXTENSIONS or sniff(_head(path)) is None:
+        elif suffix in _CLEARLY_SIDECAR or sniff(_head(path)) is None:
             ignored[printable(path)] = None
         else:
             yield _local_file(path)
@@ -175,7 +176,7 @@ def _local_file(path: str, *, metadata: dict[str, Any] | None = None) -> SourceF
     uri = printable(path)
     try:
         info = os.stat(path)
-        if not os.path.isfile(path):
+        if not stat.S_ISREG(info.st_mode):
             return SourceFile(uri, path, metadata=metadata or {}, problem="not a regular file")
     except (OSError, ValueError) as e:
         why = getattr(e, "strerror", None) or str(e)
@@ -206,10 +207,8 @@ def _scan_remote(source: str, ignored: dict[str, None], prefixes: list[str]) -> 
         if info.get("type") == "directory":
             continue
         suffix = Path(path).suffix.lower()
-        known = suffix in VIDEO_EXTENSIONS - AMBIGUOUS_EXTENSIONS
-        if not known and (
-            suffix in SIDECAR_EXTENSIONS - AMBIGUOUS_EXTENSIONS or sniff(fs.head(path, HEAD_BYTES)) is None
-        ):
+        known = suffix in _CLEARLY_VIDEO
+        if not known and (suffix in _CLEARLY_SIDECAR or sniff(fs.head(path, HEAD_BYTES)) is None):
             ignored[printable(url)] = None
             continue
         yield _remote_file(url, info)

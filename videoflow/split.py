@@ -6,6 +6,7 @@ can), or turns out to be damaged on the way, is decoded unsplit; the results are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from videoflow.plan import VideoSource
@@ -21,27 +22,25 @@ MIN_PART_SECONDS = 60.0
 class LongVideos:
     """Which videos of a job are cut, and what has come of them so far."""
 
-    def __init__(self, units_wanted: int) -> None:
-        self._units_wanted = units_wanted
+    def __init__(self) -> None:
         self._unfit: set[str] = set()
         self._joining: set[str] = set()
         self._items: dict[str, DecodeItem] = {}
         self._parts: dict[str, tuple[VideoPart, ...]] = {}
         self._done: dict[str, dict[int, PartResult]] = {}
 
-    def to_look_into(self, works: Sequence[StageWork], videos: Sequence[VideoSource], total: int) -> list[SplitItem]:
-        """Long videos among ``videos``, where all ``total`` videos of the round make too few units. Local files only: a
-        remote one would be fetched once for every part.
+    def to_look_into(self, works: Sequence[StageWork], videos: Sequence[VideoSource], share: float) -> list[SplitItem]:
+        """Long videos among ``videos``, where every video would have to make ``share`` units to keep all workers busy.
+        Local files only: a remote one would be fetched once for every part.
         """
-        if total >= self._units_wanted or any(
-            not isinstance(w.stage, PassConsumer) or w.stage.margin() is None for w in works
-        ):
+        stages = [w.stage for w in works]
+        if share <= 1 or any(not isinstance(s, PassConsumer) or s.margin() is None for s in stages):
             return []
-        most = -(-self._units_wanted // total)
+        most = math.ceil(share)
         found = []
         for v in videos:
             is_long = v.size >= MIN_BYTES and "://" not in v.path
-            if most > 1 and is_long and v.video_key not in self._unfit:
+            if is_long and v.video_key not in self._unfit:
                 self._items[v.video_key] = v.decode_item
                 found.append(SplitItem(v.decode_item, most, MIN_PART_SECONDS))
         return found

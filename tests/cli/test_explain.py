@@ -13,9 +13,10 @@ from tests.jobs import run_job
 from videoflow.dataset.catalog import Catalog
 from videoflow.errors import QueryError
 from videoflow.explain import answers, find_subject, verdicts
+from videoflow.forecast import StageForecast, forecast
 from videoflow.history import UNKNOWN, changed_components
 from videoflow.identify import identify
-from videoflow.plan import Plan, StageForecast, forecast
+from videoflow.plan import Plan
 from videoflow.recipe import Recipe
 from videoflow.sources import scan
 from videoflow.testing import make_barcode_video

@@ -197,8 +197,13 @@ def test_an_overlap_is_seen_before_the_other_has_written_its_ledger(
 ) -> None:
     target = target_of(root)
     mine, theirs = write_unit(root, target, ["a", "b"]), write_unit(root, target, ["b", "c"])
+
+    def die(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as m:
-        m.setattr(Ledger, "append", lambda *args, **kwargs: None)  # swapped, not yet in the ledger
-        committer(root).commit([theirs])
+        m.setattr(Ledger, "append", die)  # swapped, not yet in the ledger: its record still stands
+        with pytest.raises(KeyboardInterrupt):
+            committer(root).commit([theirs])
     committer(root).commit([mine])
     assert keys_in(root, target) == ["b", "c"]

@@ -15,11 +15,12 @@ from videoflow.dataset.catalog import Catalog, check_name
 from videoflow.errors import InputError, SourceError
 from videoflow.estimate import estimate_frames_bytes
 from videoflow.execute import JobOptions, JobSummary
+from videoflow.forecast import StageForecast, forecast
 from videoflow.identify import identify
 from videoflow.job import Job
 from videoflow.jobrecord import record_path
 from videoflow.jobs import submitted
-from videoflow.plan import Plan, StageForecast, forecast
+from videoflow.plan import Plan
 from videoflow.recipe import Recipe
 from videoflow.sources import scan
 from videoflow.store.layout import Root

@@ -6,7 +6,7 @@ metadata.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -26,15 +26,26 @@ _CHUNK_COLUMNS = ("item_key", "video_key", "chunk", "width", "height", "pts", "o
 
 @dataclass(frozen=True)
 class CachedVideo:
-    """One video in the frame cache: its pictures' size, all cached pts, and where each record lies.
+    """One video in the frame cache: its pictures' size, all cached pts, and the chunks that hold them, in order.
 
-    ``places``: for every cached frame (part, row id, offset, length), in order of pts.
+    ``chunks``: (part, row id, offsets of its records and the end of the last) of each.
     """
 
     width: int
     height: int
     pts: list[int]
-    places: list[BlobRef]
+    chunks: list[tuple[int, int, list[int]]]
+
+    def refs(self, first: int, last: int) -> tuple[BlobRef, ...]:
+        """Where the records of frames first … last lie: one byte range a chunk, its records lie side by side."""
+        found, at = [], 0
+        for part, row_id, offsets in self.chunks:
+            n = len(offsets) - 1
+            a, b = max(first - at, 0), min(last + 1 - at, n)
+            if a < b:
+                found.append(BlobRef(part, row_id, offsets[a], offsets[b] - offsets[a]))
+            at += n
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -54,12 +65,6 @@ class CachedClip:
         return ClipRef(self.row["clip_key"], self.refs, self.grid, self.video.height, self.video.width)
 
 
-def clip_rows(root: Root, parts: Sequence[str], item_keys: Collection[str]) -> list[dict[str, Any]]:
-    """Rows of the clips table that are clips (not filtered), by video and time."""
-    rows = [r for r in rows_of(root, parts, item_keys).to_pylist() if r["state"] == "done"]
-    return sorted(rows, key=lambda r: (r["video_key"], r["stream"], r["t0_pts"], r["t1_pts"], r["segment"]))
-
-
 def cached_videos(root: Root, parts: Sequence[str], item_keys: Collection[str]) -> dict[str, CachedVideo]:
     """The frame cache's light columns of these items, by video key."""
     table = rows_of(root, parts, item_keys, columns=_CHUNK_COLUMNS, with_row_ids=True)
@@ -70,11 +75,7 @@ def cached_videos(root: Root, parts: Sequence[str], item_keys: Collection[str]) 
     for key, chunks in by_video.items():
         chunks.sort(key=lambda c: c["chunk"])
         pts = [p for c in chunks for p in c["pts"]]
-        places = [
-            BlobRef(c[PART], c[ROW_ID], a, b - a)
-            for c in chunks
-            for a, b in zip(c["offsets"], c["offsets"][1:], strict=False)
-        ]
+        places = [(c[PART], c[ROW_ID], c["offsets"]) for c in chunks]
         found[key] = CachedVideo(chunks[0]["width"], chunks[0]["height"], pts, places)
     return found
 
@@ -88,7 +89,7 @@ def place_clip(row: dict[str, Any], video: CachedVideo | None, cache_rate: Fract
     first, last = grid.frame_positions(video.pts, (indices[0], indices[-1]))
     if first < 0:
         return None
-    return CachedClip(row, grid, indices, video, tuple(_joined(video.places[first : last + 1])))
+    return CachedClip(row, grid, indices, video, video.refs(first, last))
 
 
 def distinct_frames(clip: CachedClip, indices: Sequence[int]) -> tuple[int, ...]:
@@ -102,40 +103,34 @@ def distinct_frames(clip: CachedClip, indices: Sequence[int]) -> tuple[int, ...]
     return tuple(kept[:: max(1, step)])
 
 
-def _joined(places: Sequence[BlobRef]) -> list[BlobRef]:
-    """One byte range a chunk: neighbouring records lie side by side."""
-    joined: list[BlobRef] = []
-    for p in places:
-        if joined and (joined[-1].part, joined[-1].row_id) == (p.part, p.row_id):
-            last = joined[-1]
-            joined[-1] = BlobRef(last.part, last.row_id, last.offset, p.offset + p.length - last.offset)
-        else:
-            joined.append(p)
-    return joined
-
-
 def version_table(
-    clips: Sequence[CachedClip],
+    clips: Iterable[Sequence[CachedClip]],
     *,
     sources: Mapping[str, tuple[str, Mapping[str, Any]]],
     splits: Mapping[str, str],
     embeddings: Mapping[str, tuple[int, int]],
     scores: Mapping[str, Mapping[str, Any]],
 ) -> pa.Table:
-    """The rows of a version, by position.
+    """The rows of a version, by position. ``clips``: batches of them.
 
     Args:
         sources: (uri, metadata) by video key. splits: by video key.
         embeddings: (part, row id) by clip key. scores: by column, then by clip key.
     """
-    rows = [_version_row(i, c, sources, splits, embeddings) for i, c in enumerate(clips)]
-    table = pa.Table.from_pylist(rows, schema=pa.schema([*schemas.VERSION_HEAD, *schemas.POOLED_SCORES]))
+    schema = pa.schema([*schemas.VERSION_HEAD, *schemas.POOLED_SCORES])
+    tables, count = [schema.empty_table()], 0
+    for batch in clips:
+        rows = [_version_row(count + i, c, sources, splits, embeddings) for i, c in enumerate(batch)]
+        tables.append(pa.Table.from_pylist(rows, schema=schema))
+        count += len(rows)
+    table = pa.concat_tables(tables).combine_chunks()
+    keys, videos = table["clip_key"].to_pylist(), table["video_key"].to_pylist()
     for name, values in scores.items():
-        column = pa.array([values.get(c.row["clip_key"]) for c in clips])
+        column = pa.array([values.get(key) for key in keys])
         table = table.append_column(_free(name, table, "score"), column)
     names = sorted({k for _, metadata in sources.values() for k in metadata})
     for name in names:
-        told = [sources[c.row["video_key"]][1].get(name) for c in clips]
+        told = [sources[video][1].get(name) for video in videos]
         table = table.append_column(_free(name, table, "meta"), _uniform(told))
     return table
 

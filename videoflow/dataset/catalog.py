@@ -23,8 +23,11 @@ from videoflow.errors import CatalogError, QueryError
 from videoflow.store import schemas
 from videoflow.store.layout import CATALOG_FILE, LEDGER, SOURCES, Root, version_dir
 from videoflow.store.ledger import Ledger
+from videoflow.store.states import newest
 from videoflow.store.writer import append_rows, create_table, open_table
 
+#: Rows that become Python objects at once.
+ROWS_AT_ONCE = 10_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -81,12 +84,8 @@ class Catalog:
 
     def known_sources(self) -> dict[str, dict[str, Any]]:
         """Newest row of every source, by uri."""
-        table = open_table(self.root, SOURCES).to_table()
-        newest: dict[str, dict[str, Any]] = {}
-        for row in table.to_pylist():
-            if row["uri"] not in newest or newest[row["uri"]]["at"] <= row["at"]:
-                newest[row["uri"]] = row
-        return newest
+        table = newest(open_table(self.root, SOURCES).to_table(), ["uri"])
+        return {row["uri"]: row for batch in table.to_batches(ROWS_AT_ONCE) for row in batch.to_pylist()}
 
     def add_sources(self, rows: list[dict[str, Any]], *, job: str) -> None:
         now = datetime.now(UTC)
@@ -158,13 +157,13 @@ class Catalog:
         be tried again (`videoflow.dataset.retry`) is not among them until it has failed again.
         """
         columns = ["stage", "item_key", "video_key", "state", "class", "message", "at"]
-        newest: dict[tuple[str, str], dict[str, Any]] = {}
+        last: dict[tuple[str, str], dict[str, Any]] = {}
         for row in self.ledger.table(columns).to_pylist():
             by = (row["stage"], row["item_key"] if row["stage"] not in _VIDEO_GRAIN else row["video_key"])
-            if by not in newest or newest[by]["at"] <= row["at"]:
-                newest[by] = row
+            if by not in last or last[by]["at"] <= row["at"]:
+                last[by] = row
         bad: dict[str, dict[str, Any]] = {}
-        for row in sorted(newest.values(), key=lambda r: (r["stage"] != "probe", r["at"])):
+        for row in sorted(last.values(), key=lambda r: (r["stage"] != "probe", r["at"])):
             if row["state"] == "quarantined":
                 bad.setdefault(row["video_key"], row)
         uris: dict[str, list[str]] = {}

@@ -2,9 +2,9 @@
 
 Worker: write fragments, then put-if-absent ``staging/<stage>/<fp>/<unit>.json`` (first writer wins; the nonce read back
 tells whose it is). Committer, any process, no lease: read the table's version, drop units that are in the ledger or in
-the properties of the table's later transactions, commit the rest by compare-and-swap (`Merge` of all old fragments and
-the new ones at exactly that version), start over on conflict; then append to the ledger; then delete the records.
-Plain `Append` never conflicts and would commit twice. Nothing is ever decided by file path.
+the properties of the table's later transactions, commit the rest by compare-and-swap (store/swap.py) at exactly that
+version, start over on conflict; then append to the ledger; then delete the records. Plain `Append` never conflicts and
+would commit twice. Nothing is ever decided by file path.
 """
 
 from __future__ import annotations
@@ -17,17 +17,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import lance
-from lance.commit import CommitConflictError
 from lance.fragment import FragmentMetadata
 
 from videoflow.keys import digest
 from videoflow.store.layout import Root, staging_prefix
-from videoflow.store.ledger import ItemResult, Ledger
-from videoflow.store.writer import Target, open_table, storage_failure
-
-#: Item keys asked for in one filter.
-KEYS_AT_ONCE = 1000
-UNITS_PROPERTY = "videoflow.units"
+from videoflow.store.ledger import QUARANTINED, ItemResult, Ledger
+from videoflow.store.swap import TableHead
+from videoflow.store.writer import Target
 
 
 def unit_id(stage: str, fingerprint: str, item_keys: Iterable[str]) -> str:
@@ -84,7 +80,7 @@ class Committer:
         self._root = root
         self._ledger = ledger
         self._committed: dict[tuple[str, str], set[str]] = {}
-        self._own_version: dict[str, int] = {}  # of a table, right after our own last commit to it
+        self._heads: dict[str, TableHead] = {}
 
     def recover(self, stage: str, fingerprint: str) -> int:
         """Commit what other processes staged and left behind; how many records there were."""
@@ -121,77 +117,61 @@ class Committer:
         in_ledger = self._known(target.stage, target.fingerprint)
         wanted = {r.unit: r for r in records if r.unit not in in_ledger}
         late: list[UnitRecord] = []
+        head = self._heads.setdefault(target.path, TableHead(self._root, target.path))
         while wanted:
-            dataset = open_table(self._root, target.path)
-            committed = self._units_in_transactions(dataset, min(r.target.since_version for r in records))
-            for unit, version in committed.items():
+            dataset = head.dataset
+            committed = head.units_since(min(r.target.since_version for r in records))
+            for unit, record in list(wanted.items()):
                 # A commit from before the record was staged is of an earlier unit with the same items (a retry).
-                if unit in wanted and version > wanted[unit].target.since_version:
+                if committed.get(unit, 0) > record.target.since_version:
                     late.append(wanted.pop(unit))
-            self._drop_doubles(target, wanted, dataset)
+            self._drop_doubles(target, wanted, head)
             fragments = [FragmentMetadata.from_json(f) for r in wanted.values() for f in r.fragments]
             if not fragments or self._swap(dataset, fragments, list(wanted), target.path):
                 break
         return list(wanted.values()), late
 
-    def _drop_doubles(self, target: Target, wanted: dict[str, UnitRecord], dataset: lance.LanceDataset) -> None:
-        """Leave out units any of whose items another unit has brought: the job plans the rest of them anew.
-
-        The ledger is behind the table between another committer's swap and its append, so where the table was changed
-        by others, the very version that is about to be swapped is asked.
-        """
-        if not wanted:
-            return
-        states = self._ledger.states(target.stage, target.fingerprint)
-        taken: set[str] = {k for k, row in states.items() if row.state != "quarantined"}
-        if self._own_version.get(target.path) != dataset.version:
-            mine = sorted({i.item_key for r in wanted.values() for i in r.items if i.rows})
-            for at in range(0, len(mine), KEYS_AT_ONCE):
-                some = ", ".join(f"'{k}'" for k in mine[at : at + KEYS_AT_ONCE])
-                found = dataset.to_table(columns=["item_key"], filter=f"item_key IN ({some})")
-                taken.update(found["item_key"].to_pylist())
+    def _drop_doubles(self, target: Target, wanted: dict[str, UnitRecord], head: TableHead) -> None:
+        """Leave out units any of whose items another unit has brought: the job plans the rest of them anew."""
+        taken = self._taken(target, wanted, head) if wanted and not head.is_own else set()
         for unit, record in list(wanted.items()):
-            keys = {i.item_key for i in record.items if i.rows}
+            keys = _with_rows(record)
             if keys & taken:
                 del wanted[unit]
             taken |= keys
 
-    def _swap(self, dataset: lance.LanceDataset, new: list[FragmentMetadata], units: list[str], path: str) -> bool:
-        old = [f.metadata for f in dataset.get_fragments()]
-        operation = lance.LanceOperation.Merge(old + new, dataset.lance_schema)
-        transaction = lance.Transaction(
-            read_version=dataset.version,
-            operation=operation,
-            transaction_properties={UNITS_PROPERTY: json.dumps(units)},
-        )
-        try:
-            committed = lance.LanceDataset.commit(
-                dataset.uri,
-                transaction,
-                max_retries=0,
-                storage_options=self._root.lance_options(),
-                enable_stable_row_ids=True,
-            )
-        except CommitConflictError:
-            return False
-        except OSError as e:
-            raise storage_failure(f"cannot commit to {dataset.uri}", e) from e
-        self._own_version[path] = committed.version
-        return True
+    def _taken(self, target: Target, wanted: dict[str, UnitRecord], head: TableHead) -> set[str]:
+        """Items of these units that others have brought up to the version of the table that is about to be swapped.
 
-    def _units_in_transactions(self, dataset: lance.LanceDataset, since: int) -> dict[str, int]:
-        """Units named by the table's transactions after version ``since``, and the newest version that brought each."""
-        found: dict[str, int] = {}
-        if dataset.version > since:
-            newest_first = dataset.get_transactions(dataset.version - since)
-            for back, transaction in enumerate(newest_first):
-                properties = transaction.transaction_properties if transaction is not None else None
-                for unit in json.loads((properties or {}).get(UNITS_PROPERTY, "[]")):
-                    found.setdefault(unit, dataset.version - back)
-        return found
+        What another committer has swapped is in the ledger, or its record is still staged: records go only after the
+        ledger has them. So the order is version, records, ledger; the table's rows need not be read.
+        """
+        mine = {key for record in wanted.values() for key in _with_rows(record)}
+        taken: set[str] = set()
+        for path in self._root.paths(staging_prefix(target.stage, target.fingerprint)):
+            if path.rsplit("/", 1)[-1].removesuffix(".json") in wanted:
+                continue
+            data = self._root.get_json(path)
+            record = UnitRecord.from_json(data) if data else None  # gone: the ledger has it by now
+            if record is None or not mine & _with_rows(record):
+                continue
+            its = head if record.target.path == target.path else TableHead(self._root, record.target.path)
+            since = record.target.since_version
+            if its.units_since(since).get(record.unit, 0) > since:
+                taken |= _with_rows(record)
+        states = self._ledger.states(target.stage, target.fingerprint, among=mine)
+        return taken | {k for k, row in states.items() if row.state != QUARANTINED}
+
+    def _swap(self, dataset: lance.LanceDataset, new: list[FragmentMetadata], units: list[str], path: str) -> bool:
+        assert dataset.version == self._heads[path].dataset.version
+        return self._heads[path].swap(new, units)
 
     def _known(self, stage: str, fingerprint: str) -> set[str]:
         key = (stage, fingerprint)
         if key not in self._committed:
             self._committed[key] = self._ledger.units(stage, fingerprint)
         return self._committed[key]
+
+
+def _with_rows(record: UnitRecord) -> set[str]:
+    return {i.item_key for i in record.items if i.rows}

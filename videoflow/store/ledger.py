@@ -7,18 +7,35 @@ committed again. Written by `videoflow quarantine retry`, and by a job that find
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from lance.commit import CommitConflictError
 
 from videoflow.store import schemas
 from videoflow.store.layout import LEDGER, Root
-from videoflow.store.writer import append_rows, open_table
+from videoflow.store.states import COLUMNS, DONE, FILTERED, NOWHERE, QUARANTINED, RETRY, LedgerRow, States, newest
+from videoflow.store.writer import append_rows, open_table, storage_failure
 
-DONE, FILTERED, QUARANTINED, RETRY = "done", "filtered", "quarantined", "retry"
+__all__ = [
+    "DONE",
+    "FILTERED",
+    "QUARANTINED",
+    "RETRY",
+    "ItemResult",
+    "Ledger",
+    "LedgerRow",
+    "States",
+    "quoted",
+]
+#: Item keys asked for in one filter; beyond it the rows are read and looked through here.
+KEYS_AT_ONCE = 1000
+#: Beyond this many fragments a job makes few of them before it reads.
+MAX_LEDGER_FRAGMENTS = 1000
 
 
 @dataclass(frozen=True)
@@ -46,61 +63,59 @@ class ItemResult:
         return ItemResult(**{**data, "damage": tuple((a, b) for a, b in data["damage"])})
 
 
-@dataclass(frozen=True)
-class LedgerRow:
-    """An item's newest state, as the plan needs it."""
-
-    item_key: str
-    video_key: str
-    input_digest: str
-    output_digest: str
-    rows: int
-    state: str
-    reason: str | None
-    message: str | None
-    at: datetime
-
-
 class Ledger:
     """Reads and appends ledger rows of one catalog."""
 
     def __init__(self, root: Root) -> None:
         self._root = root
 
-    def states(self, stage: str, fingerprint: str) -> dict[str, LedgerRow]:
-        """Newest row of every item of one stage and fingerprint, by item key; items to be retried have none."""
-        columns = ["item_key", "video_key", "input_digest", "output_digest", "rows", "state", "class", "message", "at"]
-        table = self.table(columns, _of(stage, fingerprint))
-        newest: dict[str, LedgerRow] = {}
-        for values in zip(*(table[c].to_pylist() for c in columns), strict=True):
-            row = LedgerRow(*values)
-            if row.item_key not in newest or newest[row.item_key].at <= row.at:
-                newest[row.item_key] = row
-        return {k: row for k, row in newest.items() if row.state != RETRY}
+    def states(self, stage: str, fingerprint: str, *, among: Collection[str] | None = None) -> States:
+        """Newest row of every item of one stage and fingerprint; items to be retried have none. ``among``: only these
+        items are asked for.
+        """
+        where = _of(stage, fingerprint)
+        if among is not None and len(among) <= KEYS_AT_ONCE:
+            where += f" AND item_key IN ({', '.join(map(quoted, sorted(among)))})" if among else " AND false"
+        states = States(newest(self.table(COLUMNS, where), ["item_key"]))
+        if among is not None and len(among) > KEYS_AT_ONCE:
+            found = states.find(sorted(among))
+            states = States(states.table.take(pa.array(found[found != NOWHERE])))
+        return states.without(states.is_state(RETRY)[:-1])
 
     def units(self, stage: str, fingerprint: str) -> set[str]:
         """Units of one stage and fingerprint that are committed, none of whose items is to be retried."""
         table = self.table(["unit"], _of(stage, fingerprint))
-        return {u for u in table["unit"].to_pylist() if u} - self._reopened(stage, fingerprint)
+        return {u for u in table["unit"].unique().to_pylist() if u} - self._reopened(stage, fingerprint)
 
     def _reopened(self, stage: str, fingerprint: str) -> set[str]:
         """Units with an item that is to be retried: a retry of the same list of items has the same unit id."""
         where = _of(stage, fingerprint)
-        asked = set(self.table(["item_key"], f"{where} AND state = '{RETRY}'")["item_key"].to_pylist())
-        if not asked:
+        asked = self.table(["item_key"], f"{where} AND state = '{RETRY}'")["item_key"].unique()
+        if not len(asked):
             return set()
-        newest: dict[str, tuple[datetime, str]] = {}
-        units: dict[str, set[str]] = {}
-        for row in self.table(["item_key", "unit", "state", "at"], where).to_pylist():
-            key = row["item_key"]
-            if key in asked:
-                units.setdefault(key, set()).add(row["unit"] or "")
-                if key not in newest or newest[key][0] <= row["at"]:
-                    newest[key] = (row["at"], row["state"])
-        return {u for key, (_, state) in newest.items() if state == RETRY for u in units[key]}
+        table = self.table(["item_key", "unit", "state", "at"], where)
+        table = table.filter(pc.is_in(table["item_key"], value_set=asked))
+        last = newest(table, ["item_key"])
+        again = last.filter(pc.equal(last["state"], RETRY))["item_key"]
+        units = table.filter(pc.is_in(table["item_key"], value_set=again.combine_chunks()))["unit"]
+        return {u or "" for u in units.unique().to_pylist()}
 
     def table(self, columns: list[str], where: str | None = None) -> pa.Table:
         return open_table(self._root, LEDGER).to_table(columns=columns, filter=where)
+
+    def tidy(self) -> None:
+        """Make few fragments of many: every commit of a unit appends one, and a reader opens each. Appends go on
+        meanwhile; rows keep their order. Of two who tidy at once, one does it.
+        """
+        dataset = open_table(self._root, LEDGER)
+        if len(dataset.get_fragments()) <= MAX_LEDGER_FRAGMENTS:
+            return
+        try:
+            dataset.optimize.compact_files()
+        except CommitConflictError:
+            return
+        except OSError as e:
+            raise storage_failure(f"cannot compact {dataset.uri}", e) from e
 
     def reopen(self, stage: str, fingerprint: str, rows: Iterable[LedgerRow], *, why: str, job: str) -> None:
         """Take answers back: the next plan finds these items missing. ``why`` is kept as the message."""
@@ -136,9 +151,10 @@ class Ledger:
             append_rows(self._root, LEDGER, pa.Table.from_pylist(rows, schema=schemas.LEDGER))
 
 
+def quoted(text: str) -> str:
+    """A string for a filter."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 def _of(stage: str, fingerprint: str) -> str:
-    return f"stage = '{_quoted(stage)}' AND fingerprint = '{_quoted(fingerprint)}'"
-
-
-def _quoted(value: str) -> str:
-    return value.replace("'", "''")
+    return f"stage = {quoted(stage)} AND fingerprint = {quoted(fingerprint)}"

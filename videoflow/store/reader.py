@@ -18,32 +18,41 @@ PART, ROW_ID = "_part", "_rowid"
 def rows_of(
     root: Root,
     parts: Sequence[str],
-    keys: Collection[str],
+    keys: Collection[str] | pa.Array,
     *,
     columns: Sequence[str] | None = None,
     with_row_ids: bool = False,
+    where: str | None = None,
 ) -> pa.Table:
     """Rows whose ``item_key`` is one of ``keys``, from all parts of a table (paths below the root).
 
-    Blob columns are left out. ``with_row_ids`` adds ``_rowid`` (stable row id) and ``_part`` (position in ``parts``).
+    Blob columns are left out. ``where``: a filter besides. ``with_row_ids`` adds ``_rowid`` (stable row id) and
+    ``_part`` (position in ``parts``).
     """
     tables = []
     for number, path in enumerate(parts):
         dataset = open_table(root, path)
         light = [f.name for f in dataset.schema if not isinstance(f.type, pa.ExtensionType)]
         wanted = light if columns is None else [c for c in columns if c in light]
-        pushed = len(keys) <= MAX_PUSHED_KEYS
-        where = (
-            f"item_key IN ({', '.join(repr(k) for k in sorted(keys))})"
-            if pushed and keys
-            else ("false" if not keys else None)
-        )
         table = dataset.to_table(
-            columns=list(dict.fromkeys(["item_key", *wanted])), filter=where, with_row_id=with_row_ids
+            columns=list(dict.fromkeys(["item_key", *wanted])), filter=_filter(keys, where), with_row_id=with_row_ids
         )
-        if not pushed:
-            table = table.filter(pc.is_in(table["item_key"], value_set=pa.array(list(keys))))
+        if len(keys) > MAX_PUSHED_KEYS:
+            table = table.filter(pc.is_in(table["item_key"], value_set=_array(keys)))
         if with_row_ids:
             table = table.append_column(PART, pa.array([number] * len(table), pa.int32()))
         tables.append(table)
     return pa.concat_tables(tables, promote_options="default")
+
+
+def _filter(keys: Collection[str] | pa.Array, where: str | None) -> str | None:
+    if not len(keys):
+        return "false"
+    if len(keys) > MAX_PUSHED_KEYS:
+        return where
+    among = f"item_key IN ({', '.join(repr(k) for k in sorted(_array(keys).to_pylist()))})"
+    return f"{among} AND {where}" if where else among
+
+
+def _array(keys: Collection[str] | pa.Array) -> pa.Array:
+    return keys if isinstance(keys, pa.Array) else pa.array(list(keys), pa.string())

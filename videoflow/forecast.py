@@ -1,0 +1,118 @@
+"""What `videoflow plan` says: per stage cached, to compute, stale, quarantined, and what cannot be known yet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from videoflow.dataset.placed import PlacedClips
+from videoflow.history import StageHistory, Wanted
+from videoflow.plan import CLIPS, FRAMES, KEYS_AT_ONCE, Plan, StageItems
+from videoflow.recipe import BuiltStage
+from videoflow.store.states import NOWHERE, QUARANTINED
+
+
+@dataclass(frozen=True)
+class StageForecast:
+    """What `videoflow plan` says of one stage.
+
+    Attributes:
+        to_compute: items without a result; stale: of these, items that have one under another fingerprint or from
+        another input. changed: the components that differ (see `videoflow.history`).
+        unknown: videos whose items show only after decoding.
+    """
+
+    stage: str
+    fingerprint: str
+    grain: str  # video | clip
+    cached: int
+    to_compute: int
+    quarantined: int
+    unknown: int
+    stale: int = 0
+    changed: tuple[str, ...] = ()
+
+
+def forecast(plan: Plan) -> list[StageForecast]:
+    """Per stage: cached, to compute, stale, quarantined, and what cannot be known before upstream stages have run."""
+    result = []
+    usable = ~plan.unusable()
+    bad = int((~usable).sum())
+    for b in plan.consumers:
+        wanted = partial(_of_videos, plan, b)
+        result.append(_forecast(plan, b, plan.items(b), usable, wanted=wanted, bad=bad))
+    for b in plan.row_stages:
+        items, wanted = plan.items(b), partial(_of_rows, plan, b)
+        unknown = int((usable & ~items.exists).sum())
+        result.append(_forecast(plan, b, items, usable & items.exists, wanted=wanted, bad=bad, unknown=unknown))
+    if plan.clip_stages and plan.named(CLIPS) and plan.named(FRAMES):
+        clips, waiting = plan.clips(), int((usable & _waits(plan)).sum())
+        for b in plan.clip_stages:
+            items = plan.clip_items(b, clips)
+            wanted = partial(_of_clips, clips, items)
+            every = np.ones(len(clips), np.bool_)
+            result.append(_forecast(plan, b, items, every, wanted=wanted, unknown=waiting, grain="clip"))
+    return result
+
+
+def _forecast(
+    plan: Plan,
+    built: BuiltStage,
+    items: StageItems,
+    counts: np.ndarray,
+    *,
+    wanted: Callable[[np.ndarray], list[Wanted]],
+    bad: int = 0,
+    unknown: int = 0,
+    grain: str = "video",
+) -> StageForecast:
+    """``counts``: by item, whether it is asked for. ``wanted``: describes the items at some positions."""
+    missing = np.flatnonzero(counts & items.missing)
+    broken = int((counts & plan.has_state(built, items, QUARANTINED)).sum())
+    stale: Counter[tuple[str, ...]] = Counter()
+    if len(missing):
+        history = StageHistory(plan.root, plan.ledger, built)
+        for at in range(0, len(missing), KEYS_AT_ONCE):
+            stale.update(past.changed for past in history.pasts(wanted(missing[at : at + KEYS_AT_ONCE])) if past)
+    return StageForecast(
+        built.key,
+        built.fingerprint,
+        grain,
+        cached=int(counts.sum()) - len(missing) - broken,
+        to_compute=len(missing),
+        quarantined=bad + broken,
+        unknown=unknown,
+        stale=stale.total(),
+        changed=tuple(sorted({name for names in stale for name in names})),
+    )
+
+
+def _of_videos(plan: Plan, built: BuiltStage, at: np.ndarray) -> list[Wanted]:
+    keys = (plan.keys[i] for i in at)
+    return [Wanted.of_pass(k, plan.recipe.stream, plan.pass_key(built, k)) for k in keys]
+
+
+def _of_rows(plan: Plan, built: BuiltStage, at: np.ndarray) -> list[Wanted]:
+    which = np.zeros(len(plan.keys), bool)
+    which[at] = True
+    return [Wanted.of_rows(i) for i in plan.rows_items(built, which)]
+
+
+def _of_clips(clips: PlacedClips, items: StageItems, at: np.ndarray) -> list[Wanted]:
+    columns = (clips.table["video_key"], items.inputs, items.keys, clips.table["clip_key"])
+    rows = zip(*(c.take(pa.array(at)).to_pylist() for c in columns), strict=True)
+    return [Wanted.of_clip(*row) for row in rows]
+
+
+def _waits(plan: Plan) -> np.ndarray:
+    """By video: whether its clips, or the cached frames they are read from, are still to be made."""
+    waits = np.zeros(len(plan.keys), bool)
+    for name in (FRAMES, CLIPS):
+        if built := plan.named(name):
+            waits |= plan.items(built).found == NOWHERE
+    return waits
