@@ -50,6 +50,15 @@ QUARANTINE_CLASSES: dict[str, str] = {
 MOVED_UNDER_THE_JOB = "the source changed or went away while the job ran"
 
 
+def shown(value: object, most: int = 80) -> str:
+    """A user's value as a message shows it: its repr in one line, cut at ``most`` characters."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # a repr of the user's own
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 class VideoflowError(Exception):
     """Base of all errors videoflow raises on purpose; the command line prints it as one line."""
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from videoflow.errors import LoaderError, SystemFailure
+from videoflow.errors import LoaderError, SystemFailure, shown
 from videoflow.loader.reader import BlobRef, ClipRef, VersionSource
 from videoflow.timeline import Grid
 
@@ -162,7 +162,7 @@ def check_columns(columns: Sequence[str], schema: pa.Schema, source: VersionSour
             raise LoaderError(f"columns: {name!r} is in every batch already; leave it out")
         if name not in fit:
             raise LoaderError(
-                f"columns: version {source.id} has no single-valued column {name!r}; it has {', '.join(fit)}"
+                f"columns: version {source.id} has no single-valued column {shown(name)}; it has {', '.join(fit)}"
             )
     if EMBEDDING in columns and not source.tables.get("embeddings"):
         raise LoaderError(
