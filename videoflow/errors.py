@@ -11,6 +11,7 @@ VideoflowError
 │       └── StateMismatch       a loader state of another version or configuration
 ├── MissingExtra (2)            an optional package is not installed; the message is the install line
 ├── SystemFailure (4)           disk, credentials, storage: the job stops and can be resumed
+│   ├── DamagedCatalog (4)      a file below the root is lost or damaged (also a CatalogError)
 │   └── MissingWeights (4)      a model's weights are not where they should be
 ├── JobCancelled (130)          somebody asked the job to stop; it can be resumed
 ├── MediaError                  one video (or clip) cannot be used; ends as `quarantined(class, message)`
@@ -114,6 +115,12 @@ class MissingExtra(VideoflowError):
 
 class SystemFailure(VideoflowError):
     """Something is wrong with the system, not with an input: the job stops and can be resumed."""
+
+    exit_code = EXIT_SYSTEM
+
+
+class DamagedCatalog(SystemFailure, CatalogError):
+    """A file of a catalog that is lost or holds something else than was written; the message says what to do."""
 
     exit_code = EXIT_SYSTEM
 

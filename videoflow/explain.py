@@ -20,7 +20,8 @@ from videoflow.recipe import BuiltStage, Recipe
 from videoflow.store.gc import artifact_tables
 from videoflow.store.layout import Root
 from videoflow.store.ledger import QUARANTINED
-from videoflow.store.writer import open_table, parts_of
+from videoflow.store.reader import read_rows
+from videoflow.store.writer import parts_of
 
 _COLUMNS = ["stage", "fingerprint", "item_key", "video_key", "input_digest", "rows", "state", "class", "message", "job"]
 
@@ -87,7 +88,7 @@ def _video_of_clip(root: Root, clip_key: str) -> str | None:
     for table, fp in artifact_tables(root):
         for part in parts_of(root, table, fp) if table == CLIPS else []:
             path = f"{table}/{fp}/part-{part:05d}.lance"
-            found = open_table(root, path).to_table(columns=["video_key"], filter=f"clip_key = {quoted(clip_key)}")
+            found = read_rows(root, path, ["video_key"], f"clip_key = {quoted(clip_key)}")
             if len(found):
                 return str(found["video_key"][0])
     return None
@@ -111,7 +112,7 @@ def answers(catalog: Catalog, subject: Subject) -> list[Answer]:
     for (stage, fp), rows in groups.items():
         if subject.clip_key:
             mine = [r for r in rows if r["item_key"] == clip_item_key(subject.clip_key, r["input_digest"] or "", fp)]
-            note = catalog.root.get_json(note_path(tables.get(fp, stage), fp)) or {}
+            note = catalog.root.peek_json(note_path(tables.get(fp, stage), fp)) or {}
             if not mine and note.get("grain", CLIP if len(rows) > 1 else ROWS) == CLIP:
                 continue
             found.append(_answer(stage, fp, mine or rows))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from videoflow import recipe as recipes
+from videoflow.cli.output import print_json
 from videoflow.cli.progress import make_progress, say
 from videoflow.dataset.catalog import Catalog, check_name
 from videoflow.errors import InputError, SourceError
@@ -85,7 +85,7 @@ def plan(
         "stages": [asdict(s) for s in stages],
     }
     if as_json:
-        print(json.dumps(result))
+        print_json(result)
         return
     _print_plan(result, stages)
 
@@ -144,7 +144,7 @@ def run_job(
         job = Job(recipe, sources, root=root, name=name, options=options, progress=progress, resumes=resumes)
         summary = job.run()
     if as_json:
-        print(json.dumps({k: getattr(summary, k) for k in JSON_KEYS}))
+        print_json({k: getattr(summary, k) for k in JSON_KEYS})
     else:
         _print_summary(summary, recipe, root)
     raise typer.Exit(summary.exit_code)

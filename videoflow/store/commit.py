@@ -20,9 +20,12 @@ import lance
 from lance.commit import CommitConflictError
 from lance.fragment import FragmentMetadata
 
+from videoflow.errors import DamagedCatalog
 from videoflow.keys import digest
+from videoflow.store.damage import parsed, reading
 from videoflow.store.layout import Root, staging_prefix
 from videoflow.store.ledger import ItemResult, Ledger
+from videoflow.store.reader import read_rows
 from videoflow.store.writer import Target, open_table, storage_failure
 
 #: Item keys asked for in one filter.
@@ -74,7 +77,11 @@ def stage_unit(root: Root, record: UnitRecord) -> UnitRecord:
     root.put_new(record.path, record.to_json())
     there = root.get_json(record.path)
     # Gone already: a committer was faster than this look, and what it committed was the record that was there.
-    return UnitRecord.from_json(there) if there else record
+    return _parsed(root, record.path, there) if there else record
+
+
+def _parsed(root: Root, path: str, data: dict[str, Any]) -> UnitRecord:
+    return parsed(root.url, path, lambda: UnitRecord.from_json(data))
 
 
 class Committer:
@@ -90,9 +97,13 @@ class Committer:
         """Commit what other processes staged and left behind; how many records there were."""
         records = []
         for path in self._root.paths(staging_prefix(stage, fingerprint)):
-            data = self._root.get_json(path)
-            if data:
-                records.append(UnitRecord.from_json(data))
+            if not path.endswith(".json"):
+                continue
+            try:
+                data = self._root.get_json(path)
+                records += [_parsed(self._root, path, data)] if data is not None else []
+            except DamagedCatalog:  # nobody can commit it: its unit is computed again
+                self._root.delete(path)
         self.commit(records)
         return len(records)
 
@@ -123,7 +134,8 @@ class Committer:
         late: list[UnitRecord] = []
         while wanted:
             dataset = open_table(self._root, target.path)
-            committed = self._units_in_transactions(dataset, min(r.target.since_version for r in records))
+            since = min(r.target.since_version for r in records)
+            committed = self._units_in_transactions(dataset, since, target.path)
             for unit, version in committed.items():
                 # A commit from before the record was staged is of an earlier unit with the same items (a retry).
                 if unit in wanted and version > wanted[unit].target.since_version:
@@ -148,7 +160,7 @@ class Committer:
             mine = sorted({i.item_key for r in wanted.values() for i in r.items if i.rows})
             for at in range(0, len(mine), KEYS_AT_ONCE):
                 some = ", ".join(f"'{k}'" for k in mine[at : at + KEYS_AT_ONCE])
-                found = dataset.to_table(columns=["item_key"], filter=f"item_key IN ({some})")
+                found = read_rows(self._root, target.path, ["item_key"], f"item_key IN ({some})", dataset=dataset)
                 taken.update(found["item_key"].to_pylist())
         for unit, record in list(wanted.items()):
             keys = {i.item_key for i in record.items if i.rows}
@@ -179,11 +191,12 @@ class Committer:
         self._own_version[path] = committed.version
         return True
 
-    def _units_in_transactions(self, dataset: lance.LanceDataset, since: int) -> dict[str, int]:
+    def _units_in_transactions(self, dataset: lance.LanceDataset, since: int, path: str) -> dict[str, int]:
         """Units named by the table's transactions after version ``since``, and the newest version that brought each."""
         found: dict[str, int] = {}
         if dataset.version > since:
-            newest_first = dataset.get_transactions(dataset.version - since)
+            with reading(self._root.url, path):
+                newest_first = dataset.get_transactions(dataset.version - since)
             for back, transaction in enumerate(newest_first):
                 properties = transaction.transaction_properties if transaction is not None else None
                 for unit in json.loads((properties or {}).get(UNITS_PROPERTY, "[]")):

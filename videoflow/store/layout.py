@@ -15,9 +15,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, NotFoundError
 from obstore.store import LocalStore, from_url
 
-from videoflow.errors import CatalogError, SystemFailure
+from videoflow.errors import DamagedCatalog, SystemFailure
+from videoflow.store.damage import damaged
 
 CATALOG_FILE = "catalog.json"
 LEDGER = "ledger.lance"
@@ -36,6 +38,22 @@ SOURCES = "sources.lance"
 def part_path(table: str, fingerprint: str, part: int = 0) -> str:
     """Path below the root of one part of an artifact table."""
     return f"{table}/{fingerprint}/part-{part:05d}.lance"
+
+
+def part_number(name: str) -> int | None:
+    """The number of a part by its folder's name; None for what is no part, whatever lies there."""
+    found = re.fullmatch(r"part-([0-9]{5,9})\.lance", name)
+    return int(found[1]) if found else None
+
+
+def is_fingerprint(name: str) -> bool:
+    """True for the name of an artifact table's folder; others (``.ipynb_checkpoints``) are not ours."""
+    return re.fullmatch(r"[0-9a-f]{32}", name) is not None
+
+
+def version_number(name: str) -> int | None:
+    """The number of a version by its folder's name; None for what is none."""
+    return int(name) if re.fullmatch(r"[1-9][0-9]{0,8}", name) else None
 
 
 def staging_prefix(stage: str, fingerprint: str) -> str:
@@ -127,11 +145,18 @@ class Root:
             return None
         try:
             value = json.loads(data)
-        except ValueError as e:
-            raise CatalogError(f"{self.uri(path)} is not JSON ({e}); it was not written by videoflow") from e
+        except (ValueError, RecursionError) as e:
+            raise damaged(self.url, path, f"no JSON: {' '.join(str(e).split())[:120]}") from e
         if not isinstance(value, dict):
-            raise CatalogError(f"{self.uri(path)} holds no JSON object; it was not written by videoflow")
+            raise damaged(self.url, path, "no JSON object")
         return value
+
+    def peek_json(self, path: str) -> dict[str, Any] | None:
+        """A JSON object that only explains things: a damaged one counts as missing."""
+        try:
+            return self.get_json(path)
+        except DamagedCatalog:
+            return None
 
     def put_new(self, path: str, data: bytes) -> bool:
         """Write an object unless one is there (atomic, on every store). False if one was there."""
@@ -153,7 +178,10 @@ class Root:
     def delete(self, path: str) -> None:
         """Remove an object; one that is gone already is fine."""
         try:
-            obstore.delete(self._store, path)
+            if self.is_local:
+                Path(self.url, path).unlink()
+            else:
+                obstore.delete(self._store, path)
         except (NotFoundError, FileNotFoundError):
             return
         except Exception as e:
@@ -165,8 +193,8 @@ class Root:
 
     def objects(self, prefix: str) -> list[StoredObject]:
         """The objects below a prefix with their sizes and times, by path."""
-        if self.is_local and not Path(self.url, prefix).is_dir():
-            return []
+        if self.is_local:
+            return sorted(self._local_objects(prefix), key=lambda o: o.path)
         try:
             found = [
                 StoredObject(str(m["path"]), int(m["size"]), m["last_modified"])
@@ -179,6 +207,27 @@ class Root:
             raise self._failure("list", prefix, e) from e
         return sorted(found, key=lambda o: o.path)
 
+    def _local_objects(self, prefix: str) -> Iterator[StoredObject]:
+        """The same from the folder itself: obstore fails at a name that is no text or holds a newline."""
+        seen: set[tuple[int, int]] = set()
+        for here, folders, names in os.walk(Path(self.url, prefix), onerror=self._unlistable, followlinks=True):
+            below = os.path.relpath(here, self.url)
+            info = os.stat(here)
+            if (info.st_dev, info.st_ino) in seen:  # a link to a folder above
+                folders.clear()
+                continue
+            seen.add((info.st_dev, info.st_ino))
+            for name in names:
+                with contextlib.suppress(FileNotFoundError, UnicodeEncodeError):  # gone meanwhile, or not ours
+                    name.encode()
+                    stat = os.stat(Path(here, name))
+                    path = name if below == "." else f"{below}/{name}"
+                    yield StoredObject(path, stat.st_size, datetime.fromtimestamp(stat.st_mtime, UTC))
+
+    def _unlistable(self, e: OSError) -> None:
+        if not isinstance(e, (FileNotFoundError, NotADirectoryError)):
+            raise SystemFailure(f"cannot list {e.filename}: {e.strerror}") from e
+
     def prune(self, folder: str) -> None:
         """Remove a local folder that has become empty, and those inside it. Stores without folders have none."""
         if not self.is_local:
@@ -189,8 +238,13 @@ class Root:
 
     def list_dirs(self, prefix: str) -> list[str]:
         """Names of the folders right below a prefix ("": the root), sorted."""
-        if self.is_local and not Path(self.url, prefix).is_dir():
-            return []
+        if self.is_local:
+            try:
+                names = [e.name for e in os.scandir(Path(self.url, prefix)) if e.is_dir()]
+            except OSError as e:
+                self._unlistable(e)
+                return []
+            return sorted(n for n in names if n.isprintable())
         try:
             result = obstore.list_with_delimiter(self._store, prefix.rstrip("/") + "/" if prefix else None)
         except (NotFoundError, FileNotFoundError):
