@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import re
+import tempfile
 from fractions import Fraction
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from videoflow.errors import SourceError
+from videoflow.manifest import read_manifest
 from videoflow.sources import printable, scan
 from videoflow.testing import make_barcode_video
 
@@ -115,6 +121,98 @@ def test_manifests_that_make_no_sense_are_named(tmp_path: Path, text: str, says:
     (tmp_path / "m.csv").write_text(text)
     with pytest.raises(SourceError, match=says):
         scan([str(tmp_path / "m.csv")])
+
+
+def metadata_of(path: Path, text: str | bytes) -> list[dict]:
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return [row.metadata for row in read_manifest(str(path))]
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["7", "-12", "0"], [7, -12, 0]),
+        (["9007199254740993", "1"], [9007199254740993, 1]),
+        (["9223372036854775807", "1"], [9223372036854775807, 1]),
+        (["9223372036854775808", "1"], ["9223372036854775808", "1"]),
+        (["0.5", "2"], [0.5, 2.0]),
+        (["9007199254740993", "0.5"], ["9007199254740993", "0.5"]),
+        (["007", "1"], ["007", "1"]),
+        (["+1", "1"], ["+1", "1"]),
+        (["1.50", "2.5"], ["1.50", "2.5"]),
+        (["1e3", "1"], ["1e3", "1"]),
+        (["NA", "1"], ["NA", "1"]),
+        (["nan", "inf"], ["nan", "inf"]),
+        (["true", "false"], [True, False]),
+        (["True", "false"], ["True", "false"]),
+        (["2024-01-02", "2024-01-03"], ["2024-01-02", "2024-01-03"]),
+        ([" 1", "2"], [" 1", "2"]),
+        (["-0", "1"], ["-0", "1"]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_a_column_of_text_is_numbers_only_if_nothing_is_lost(
+    tmp_path: Path, cells: list[str], expected: list, kind: str
+) -> None:
+    comma = "," if kind == "csv" else "\t"
+    text = f"uri{comma}x\n" + "".join(f"a.mp4{comma}{c}\n" for c in cells)
+    found = [m["x"] for m in metadata_of(tmp_path / f"m.{kind}", text)]
+    assert found == expected and [type(v) for v in found] == [type(v) for v in expected]
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=5))
+def test_any_text_of_a_csv_comes_back_letter_by_letter(cells: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "m.csv")
+        with path.open("w", encoding="utf-8", newline="") as f:
+            writer = csv.writer(f)
+            writer.writerows([["uri", "x"], *(["a.mp4", c] for c in cells)])
+        if any("\0" in c for c in cells):
+            return
+        found = [row.metadata.get("x", "") for row in read_manifest(str(path))]
+    assert [str(v).lower() if isinstance(v, bool) else str(v) for v in found] == cells
+
+
+def test_jsonl_and_parquet_keep_their_types(tmp_path: Path) -> None:
+    big = 2**63 + 5
+    rows = [{"uri": "a.mp4", "n": 9007199254740993, "f": 0.1, "big": big, "l": [1.5], "b": True, "x": None}]
+    assert metadata_of(tmp_path / "m.jsonl", "\ufeff\n" + json.dumps(rows[0]) + "\r\n\n") == [
+        {"n": 9007199254740993, "f": 0.1, "big": big, "l": [1.5], "b": True}
+    ]
+    assert metadata_of(tmp_path / "n.jsonl", '{"uri": "a.mp4", "f": NaN, "g": 1}\n') == [{"g": 1}]
+    path = tmp_path / "m.parquet"
+    pyarrow.parquet.write_table(pa.table({"uri": ["a.mp4"], "f": [float("nan")], "n": [2**62 + 1]}), path)
+    assert [row.metadata for row in read_manifest(str(path))] == [{"n": 2**62 + 1}]
+    (exact,) = read_manifest(str(_write(tmp_path / "t.jsonl", '{"uri":"a","start":0.12345678901234567890,"end":1}')))
+    assert exact.interval == (Fraction("0.12345678901234567890"), Fraction(1))
+
+
+def _write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("m.jsonl", '{"uri": "a"}\n\n{"uri": ', "line 3: no JSON"),
+        ("m.jsonl", '{"uri": "a"}\n[1]', "line 2: a row is an object"),
+        ("m.jsonl", '{"uri": "a"}\n{"uri": 7}', "line 2: uri is 7"),
+        ("m.jsonl", '{"uri": "a", "s": Infinity}', "line 1: s is inf; numbers must be finite"),
+        ("m.jsonl", '{"uri": "a", "s": "\\ud800"}', "line 1: s holds half a character"),
+        ("m.jsonl", '{"uri": "a", "start": 2, "end": 1}', "line 1: start 2 is not before end 1"),
+        ("m.jsonl", '{"uri": "a", "start": NaN, "end": 1}', "line 1: start and end must be seconds"),
+        ("m.csv", 'uri,x\n"a\nb",1\nc,1,2\n', "line 4, row 2: 3 values, but the header names 2 columns"),
+        ("m.csv", "uri,start,end\n\na,2,1\n", "line 3, row 1: start 2 is not before end 1"),
+        ("m.csv", "uri,x\na,\xff\n", "line 2: the text is not UTF-8"),
+        ("m.csv", 'uri,x\na,"b\n', "cannot read manifest"),
+        ("m.csv", "", "no column uri; its columns are none"),
+        ("m.parquet", "no parquet", "cannot read manifest"),
+    ],
+)
+def test_mistakes_of_a_manifest_are_named_by_line(tmp_path: Path, name: str, text: str, says: str) -> None:
+    with pytest.raises(SourceError, match=re.escape(says)):
+        metadata_of(tmp_path / name, text.encode("latin-1"))
 
 
 def test_credentials_and_queries_are_not_shown() -> None:

@@ -221,7 +221,7 @@ def _remote_file(url: str, info: dict[str, Any]) -> SourceFile:
 
 
 def _from_manifest(source: str) -> Iterator[SourceFile]:
-    for row in read_manifest(source):
+    for row in read_manifest(source, name=printable(source)):
         yield replace(_manifest_file(row), metadata=row.metadata, intervals=(row.interval,) if row.interval else ())
 
 
