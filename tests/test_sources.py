@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import socket
 import tempfile
 from fractions import Fraction
 from pathlib import Path
@@ -16,7 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from videoflow.errors import SourceError
+from videoflow.dataset.catalog import Catalog
+from videoflow.errors import SourceError, SystemFailure
 from videoflow.manifest import read_manifest
 from videoflow.sources import printable, scan
 from videoflow.testing import make_barcode_video
@@ -228,6 +230,61 @@ def test_pipes_and_links_to_themselves_stop_nothing(tmp_path: Path, clip: Path) 
     found = {Path(f.uri).name: f.problem for f in scan([str(tmp_path), str(tmp_path / "*")]).files}
     assert found["a.mp4"] is None
     assert found["pipe.mp4"] and found["loop.mp4"]
+
+
+def test_what_is_no_file_is_counted_with_its_kind(tmp_path: Path, clip: Path) -> None:
+    (tmp_path / "a.mp4").write_bytes(clip.read_bytes())
+    (tmp_path / "notes.txt").write_text("x")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "null").symlink_to("/dev/null")
+    with socket.socket(socket.AF_UNIX) as s:
+        here = os.getcwd()
+        os.chdir(tmp_path)  # the name of a socket may only be short
+        try:
+            s.bind("sock")
+        finally:
+            os.chdir(here)
+        for sources in ([tmp_path], [tmp_path / "*"]):
+            found = scan([str(s) for s in sources])
+            assert found.ignored_why == {"device": 1, "no video": 1, "pipe": 1, "socket": 1}
+            assert len(found.ignored) == 4 and [Path(f.uri).name for f in found.files] == ["a.mp4"]
+        with pytest.raises(SourceError, match="pipe is a pipe, not a folder"):
+            scan([str(tmp_path / "pipe")])
+
+
+def test_a_folder_that_cannot_be_listed_is_one_unreadable_source(
+    tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "a.mp4").write_bytes(clip.read_bytes())
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    found = {f.uri: f.problem for f in scan([str(tmp_path)]).files}
+    assert found == {
+        str(tmp_path / "a.mp4"): None,
+        f"{tmp_path}/closed/": "cannot list the folder: Permission denied",
+    }
+    with pytest.raises(SystemFailure, match="cannot list"):
+        scan([str(tmp_path / "closed")])
+
+
+def test_a_catalog_among_the_sources_is_passed_over(tmp_path: Path, clip: Path) -> None:
+    (tmp_path / "a.mp4").write_bytes(clip.read_bytes())
+    for root in (tmp_path / "inside", tmp_path):  # the second is the source folder itself
+        catalog = Catalog.open(root, create=True)
+        catalog.root.put(f"frames/{'0' * 32}/fingerprint.json", b"{}")
+        catalog.root.put("jobs/j.json", b"{}")
+        found = scan([str(tmp_path)])
+        assert ([Path(f.uri).name for f in found.files], found.ignored) == (["a.mp4"], ())
+    (tmp_path / "frames2").mkdir()
+    (tmp_path / "frames2" / "b.mp4").write_bytes(clip.read_bytes())
+    assert names(tmp_path) == ["a.mp4", "b.mp4"]
 
 
 @pytest.mark.parametrize("column", ["a.b", "_rowid", ""])

@@ -22,6 +22,9 @@ Messages say what was given, what is allowed and what to do next; they never hol
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 EXIT_OK = 0
 EXIT_INPUT = 2
 EXIT_QUARANTINED = 3
@@ -58,6 +61,12 @@ def shown(value: object, most: int = 80) -> str:
     except Exception:  # a repr of the user's own
         text = f"a {type(value).__name__}"
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def nearest(word: object, allowed: Iterable[str]) -> str:
+    """What a message adds after a word that is none of the allowed ones: the one that was meant, if there is one."""
+    found = difflib.get_close_matches(str(word)[:100], list(allowed), n=1, cutoff=0.6)
+    return f" (did you mean {found[0]}?)" if found else ""
 
 
 class VideoflowError(Exception):

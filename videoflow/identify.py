@@ -7,6 +7,7 @@ accounted for under a key of its own (made of its uri), as an ``io_error`` of st
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -60,8 +61,9 @@ def identify(
                 keyed.append((file, key))
     changed = tuple(f.uri for f, k in keyed if f.uri in known and known[f.uri]["video_key"] != k)
     there = {f.uri for f in scan.files}
-    vanished = (
-        tuple(u for u in sorted(known) if u not in there and u.startswith(scan.prefixes)) if scan.prefixes else ()
+    unlisted = tuple(f.uri for f in scan.files if f.problem and f.uri.endswith(os.sep))
+    vanished = tuple(
+        u for u in sorted(known) if u not in there and u.startswith(scan.prefixes) and not u.startswith(unlisted)
     )
     if job is not None:
         _record(catalog, keyed, unreadable, known, job)

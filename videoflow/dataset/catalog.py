@@ -79,6 +79,7 @@ class Catalog:
         if description is None:
             if not create:
                 raise CatalogError(f"no catalog at {where.url}; `videoflow run … --root {where.url}` makes one")
+            where.make()
             _create(where)
             description = where.get_json(CATALOG_FILE) or {}
         check_record(where.url, CATALOG_FILE, description, {"format": int, "secret": str})

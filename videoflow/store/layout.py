@@ -27,7 +27,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, NotFoundError
 from obstore.store import LocalStore, from_url
 
-from videoflow.errors import DamagedCatalog, SystemFailure
+from videoflow.errors import CatalogError, DamagedCatalog, SystemFailure, shown
 from videoflow.store.damage import damaged
 
 CATALOG_FILE = "catalog.json"
@@ -56,12 +56,42 @@ def version_number(name: str) -> int | None:
     return int(name) if re.fullmatch(r"[1-9][0-9]{0,8}", name) else None
 
 
+_OWN = frozenset({CATALOG_FILE, LEDGER, SOURCES, "staging", "versions", "jobs"})
+
+
+def is_own(root: str, name: str) -> bool:
+    """Whether a name right below a local catalog's root is the catalog's own, and not a neighbour's."""
+    if name in _OWN:
+        return True
+    with contextlib.suppress(OSError):
+        return any(
+            is_fingerprint(e.name) and Path(e.path, "fingerprint.json").is_file() for e in os.scandir(Path(root, name))
+        )
+    return False
+
+
+def is_own_object(path: str) -> bool:
+    """The same of an object's path below the root of a catalog in a store."""
+    head, _, rest = path.partition("/")
+    return head in _OWN or is_fingerprint(rest.partition("/")[0])
+
+
 def staging_prefix(stage: str, fingerprint: str) -> str:
     return f"staging/{stage}/{fingerprint}"
 
 
 def version_dir(name: str, number: int) -> str:
     return f"versions/{name}/{number}"
+
+
+def _check_root(text: str) -> None:
+    """Raises CatalogError for what cannot be a root anywhere."""
+    if not text.strip():
+        raise CatalogError("the root is empty: give a folder or URL, like --root catalog")
+    if any(ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in text):
+        raise CatalogError(
+            f"root {shown(text)} cannot be used: its name is no UTF-8 text, or holds a control character"
+        )
 
 
 @dataclass(frozen=True)
@@ -89,6 +119,7 @@ class Root:
     @staticmethod
     def at(root: str | os.PathLike[str], storage_options: dict[str, str] | None = None) -> Root:
         text = os.fspath(root)
+        _check_root(text)
         if "://" not in text:
             text = str(Path(text).expanduser().absolute())
         elif text.startswith("file://"):
@@ -109,10 +140,32 @@ class Root:
         return (Root, (self.url, self.storage_options))
 
     def exists(self) -> bool:
-        """True if anything lies at the root (a missing local folder is not made by asking)."""
+        """True if anything lies at the root (a missing local folder is not made by asking).
+
+        Raises:
+            CatalogError: a file is in the way.
+        """
         if self.is_local and not Path(self.url).is_dir():
+            in_the_way = next((p for p in (Path(self.url), *Path(self.url).parents) if os.path.lexists(p)), None)
+            if in_the_way is not None and not in_the_way.is_dir():
+                raise CatalogError(f"no catalog can be at {self.url}: {in_the_way} is no folder")
             return False
         return self.has(CATALOG_FILE)
+
+    def make(self) -> None:
+        """Make a local root's folder, and those above it.
+
+        Raises:
+            SystemFailure: it cannot be made or written to.
+        """
+        if not self.is_local:
+            return
+        try:
+            os.makedirs(self.url, exist_ok=True)
+        except OSError as e:
+            raise SystemFailure(f"cannot make the folder {self.url}: {e.strerror}") from e
+        if not os.access(self.url, os.W_OK | os.X_OK):
+            raise SystemFailure(f"cannot make a catalog in {self.url}: no permission to write there")
 
     def uri(self, path: str) -> str:
         """URI of a path below the root, for Lance."""
