@@ -14,6 +14,7 @@ from videoflow.dataset.catalog import Catalog
 from videoflow.errors import QueryError
 from videoflow.fingerprint import clip_item_key
 from videoflow.history import CLIP, PASS, ROWS, StageHistory, Wanted, grain_of, note_path, quoted
+from videoflow.identify import stored_intervals
 from videoflow.keys import KEY_CHARS
 from videoflow.plan import CLIPS, FRAMES, Plan, VideoSource
 from videoflow.recipe import BuiltStage, Recipe
@@ -138,9 +139,11 @@ def _answer(stage: str, fingerprint: str, rows: list[dict[str, Any]]) -> Answer:
 
 def verdicts(catalog: Catalog, subject: Subject, recipe: Recipe) -> list[Verdict]:
     """What a recipe would do for a subject, stage by stage."""
-    row = next((r for u, r in sorted(catalog.known_sources().items()) if r["video_key"] == subject.video_key), {})
+    rows = [r for _, r in sorted(catalog.known_sources().items()) if r["video_key"] == subject.video_key]
+    row = rows[0] if rows else {}
     uri = subject.uris[0] if subject.uris else ""
-    video = VideoSource(subject.video_key, uri, uri, row.get("size") or 0, row.get("stamp") or "")
+    intervals = stored_intervals(rows)
+    video = VideoSource(subject.video_key, uri, uri, row.get("size") or 0, row.get("stamp") or "", intervals=intervals)
     plan = Plan(catalog.root, catalog.ledger, recipe, recipe.build(), [video])
     return [_verdict(plan, b, subject) for b in plan.built]
 

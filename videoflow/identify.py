@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 from blake3 import blake3
@@ -105,7 +106,7 @@ def _record(
 ) -> None:
     rows = []
     for file, key in keyed:
-        metadata = json.dumps(file.metadata, sort_keys=True, default=str)
+        metadata = _stored(file)
         old = known.get(file.uri)
         if not old or (old["stamp"], old["video_key"], old["metadata"]) != (file.stamp, key, metadata):
             rows.append(
@@ -119,6 +120,27 @@ def _record(
         for _, key, why in lost
     ]
     catalog.ledger.append(entries, job=job)
+
+
+#: Key of the intervals among the stored metadata; no column of a manifest can have such a name.
+_INTERVALS = "_intervals"
+
+
+def _stored(file: SourceFile) -> str:
+    """What the sources table keeps of a manifest's row, as JSON: the metadata, and the intervals if there are any."""
+    asked = {_INTERVALS: [[str(a), str(b)] for a, b in file.intervals]} if file.intervals else {}
+    return json.dumps(file.metadata | asked, sort_keys=True, default=str)
+
+
+def stored_intervals(rows: Iterable[dict[str, Any]]) -> tuple[tuple[Fraction, Fraction], ...]:
+    """The intervals that manifests asked for of one content, from its rows of the sources table: as a run adds them
+    up, by uri.
+    """
+    found: dict[tuple[Fraction, Fraction], None] = {}
+    for row in sorted(rows, key=lambda r: str(r["uri"])):
+        for a, b in json.loads(row["metadata"] or "{}").get(_INTERVALS, ()):
+            found[Fraction(a), Fraction(b)] = None
+    return tuple(found)
 
 
 def _distinct(keyed: Iterable[tuple[SourceFile, str]]) -> tuple[VideoSource, ...]:
