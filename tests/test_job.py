@@ -13,6 +13,7 @@ from pathlib import Path
 
 import lance
 import numpy as np
+import psutil
 import pytest
 
 import videoflow
@@ -200,11 +201,10 @@ def _committed(root: Path) -> bool:
 
 
 def _children(pid: int) -> list[int]:
-    path = Path(f"/proc/{pid}/task")
-    found = []
-    for task in path.iterdir() if path.exists() else []:
-        found += [int(c) for c in (task / "children").read_text().split()]
-    return found + [g for c in found for g in _children(c)]
+    try:
+        return [p.pid for p in psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _assert_gone(pids: list[int]) -> None:

@@ -12,6 +12,7 @@ VideoflowError
 │       └── StateMismatch       a loader state of another version or configuration
 ├── MissingExtra (2)            an optional package is not installed; the message is the install line
 ├── SystemFailure (4)           disk, credentials, storage: the job stops and can be resumed
+│   ├── DamagedCatalog (4)      a file below the root is lost or damaged (also a CatalogError)
 │   └── MissingWeights (4)      a model's weights are not where they should be
 ├── JobCancelled (130)          somebody asked the job to stop; it can be resumed
 ├── MediaError                  one video (or clip) cannot be used; ends as `quarantined(class, message)`
@@ -21,6 +22,9 @@ Messages say what was given, what is allowed and what to do next; they never hol
 """
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 EXIT_OK = 0
 EXIT_INPUT = 2
@@ -49,6 +53,21 @@ QUARANTINE_CLASSES: dict[str, str] = {
 #: How the message of an io_error begins whose source was moved or changed under the job: it says nothing about the
 #: content it is keyed by, so the next run looks again.
 MOVED_UNDER_THE_JOB = "the source changed or went away while the job ran"
+
+
+def shown(value: object, most: int = 80) -> str:
+    """A user's value as a message shows it: its repr in one line, cut at ``most`` characters."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # a repr of the user's own
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def nearest(word: object, allowed: Iterable[str]) -> str:
+    """What a message adds after a word that is none of the allowed ones: the one that was meant, if there is one."""
+    found = difflib.get_close_matches(str(word)[:100], list(allowed), n=1, cutoff=0.6)
+    return f" (did you mean {found[0]}?)" if found else ""
 
 
 class VideoflowError(Exception):
@@ -110,6 +129,12 @@ class MissingExtra(VideoflowError):
 
 class SystemFailure(VideoflowError):
     """Something is wrong with the system, not with an input: the job stops and can be resumed."""
+
+    exit_code = EXIT_SYSTEM
+
+
+class DamagedCatalog(SystemFailure, CatalogError):
+    """A file of a catalog that is lost or holds something else than was written; the message says what to do."""
 
     exit_code = EXIT_SYSTEM
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from videoflow.dataset.placed import PlacedClips
-from videoflow.errors import EXIT_OK
+from videoflow.errors import EXIT_OK, InputError, shown
 from videoflow.history import write_note
 from videoflow.plan import FRAMES, Plan, VideoSource
 from videoflow.recipe import BuiltStage
@@ -26,6 +26,9 @@ MAX_VIDEOS_PER_UNIT, MAX_SOURCE_BYTES_PER_UNIT = 64, 2 << 30
 MAX_ROWS_ITEMS_PER_UNIT, MAX_CLIPS_PER_UNIT = 1000, 2000
 #: A stage with missing items is planned again at most this often (another job may have taken some).
 MAX_ROUNDS = 3
+MAX_WORKERS = 1024
+#: What a decoding process takes before it opens a video (FFmpeg, OpenCV, Arrow), with room to work in.
+MIN_MEMORY_BYTES = 256 << 20
 
 
 class Progress(Protocol):
@@ -50,6 +53,7 @@ class JobSummary:
     filtered: int = 0
     quarantined: int = 0
     ignored: int = 0
+    ignored_why: dict[str, int] = field(default_factory=dict)
     pending: int = 0
     decoded_videos: int = 0
     frames_decoded: int = 0
@@ -61,6 +65,7 @@ class JobSummary:
     vanished: tuple[str, ...] = ()
     duplicates: int = 0
     exit_code: int = EXIT_OK
+    no_version: str | None = None  # why none was published
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,6 +82,22 @@ class JobOptions:
     workers: int | None = None
     memory_bytes: int | None = None
     max_quarantined: float = 0.10
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a value that no run can use."""
+        if not isinstance(self.engine, str):
+            raise InputError(f"engine={shown(self.engine)} is no engine's name")
+        for name, least, most in (("workers", 1, MAX_WORKERS), ("memory_bytes", MIN_MEMORY_BYTES, 1 << 50)):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                what = "--memory" if name == "memory_bytes" else "--workers"
+                why = f"; a decoding process alone takes up to {least >> 20} MiB" if what == "--memory" else ""
+                raise InputError(f"{what} {shown(value)} must be a whole number from {least} to {most}{why}")
+        share = self.max_quarantined
+        if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share <= 1:
+            raise InputError(f"max_quarantined={shown(share)} must be a share from 0 to 1")
 
 
 class Execution:

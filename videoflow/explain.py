@@ -16,13 +16,15 @@ from videoflow.dataset.catalog import Catalog
 from videoflow.errors import QueryError
 from videoflow.fingerprint import clip_item_key
 from videoflow.history import CLIP, PASS, ROWS, StageHistory, Wanted, grain_of, note_path
+from videoflow.identify import stored_intervals
 from videoflow.keys import KEY_CHARS
 from videoflow.plan import CLIPS, FRAMES, Plan, VideoSource
 from videoflow.recipe import BuiltStage, Recipe
 from videoflow.store.gc import artifact_tables
 from videoflow.store.layout import Root
 from videoflow.store.ledger import QUARANTINED, quoted
-from videoflow.store.writer import open_table, parts_of
+from videoflow.store.reader import read_rows
+from videoflow.store.writer import parts_of
 
 _COLUMNS = ["stage", "fingerprint", "item_key", "video_key", "input_digest", "rows", "state", "class", "message", "job"]
 
@@ -89,7 +91,7 @@ def _video_of_clip(root: Root, clip_key: str) -> str | None:
     for table, fp in artifact_tables(root):
         for part in parts_of(root, table, fp) if table == CLIPS else []:
             path = f"{table}/{fp}/part-{part:05d}.lance"
-            found = open_table(root, path).to_table(columns=["video_key"], filter=f"clip_key = {quoted(clip_key)}")
+            found = read_rows(root, path, ["video_key"], f"clip_key = {quoted(clip_key)}")
             if len(found):
                 return str(found["video_key"][0])
     return None
@@ -113,7 +115,7 @@ def answers(catalog: Catalog, subject: Subject) -> list[Answer]:
     for (stage, fp), rows in groups.items():
         if subject.clip_key:
             mine = [r for r in rows if r["item_key"] == clip_item_key(subject.clip_key, r["input_digest"] or "", fp)]
-            note = catalog.root.get_json(note_path(tables.get(fp, stage), fp)) or {}
+            note = catalog.root.peek_json(note_path(tables.get(fp, stage), fp)) or {}
             if not mine and note.get("grain", CLIP if len(rows) > 1 else ROWS) == CLIP:
                 continue
             found.append(_answer(stage, fp, mine or rows))
@@ -139,9 +141,11 @@ def _answer(stage: str, fingerprint: str, rows: list[dict[str, Any]]) -> Answer:
 
 def verdicts(catalog: Catalog, subject: Subject, recipe: Recipe) -> list[Verdict]:
     """What a recipe would do for a subject, stage by stage."""
-    row = next((r for u, r in sorted(catalog.known_sources().items()) if r["video_key"] == subject.video_key), {})
+    rows = [r for _, r in sorted(catalog.known_sources().items()) if r["video_key"] == subject.video_key]
+    row = rows[0] if rows else {}
     uri = subject.uris[0] if subject.uris else ""
-    video = VideoSource(subject.video_key, uri, uri, row.get("size") or 0, row.get("stamp") or "")
+    intervals = stored_intervals(rows)
+    video = VideoSource(subject.video_key, uri, uri, row.get("size") or 0, row.get("stamp") or "", intervals=intervals)
     plan = Plan(catalog.root, catalog.ledger, recipe, recipe.build(), [video])
     return [_verdict(plan, b, subject) for b in plan.built]
 

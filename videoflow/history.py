@@ -49,7 +49,8 @@ def write_note(root: Root, built: BuiltStage) -> None:
 
 def changed_components(old: dict[str, Any] | None, new: dict[str, Any]) -> tuple[str, ...]:
     """Names of the components in which two fingerprints differ."""
-    if old is None:
+    kinds = {"version": int, "params": dict, "identity": dict, "schema": list}
+    if old is None or not all(isinstance(old.get(name), kind) for name, kind in kinds.items()):
         return (UNKNOWN,)
     changed = ["stage version"] if old["version"] != new["version"] else []
     for part in ("params", "identity"):
@@ -148,7 +149,7 @@ class StageHistory:
 
     def _components(self, fingerprint: str) -> tuple[str, ...]:
         if fingerprint not in self._changed:
-            old = self._root.get_json(note_path(self._built.table, fingerprint))
+            old = self._root.peek_json(note_path(self._built.table, fingerprint))
             self._changed[fingerprint] = changed_components(old, self._new)
         return self._changed[fingerprint]
 

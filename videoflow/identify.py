@@ -7,9 +7,11 @@ accounted for under a key of its own (made of its uri), as an ``io_error`` of st
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 from blake3 import blake3
@@ -62,8 +64,9 @@ def identify(
                 keyed.append((file, key))
     changed = tuple(f.uri for f, k in keyed if f.uri in known and known[f.uri]["video_key"] != k)
     there = {f.uri for f in scan.files}
-    vanished = (
-        tuple(u for u in sorted(known) if u not in there and u.startswith(scan.prefixes)) if scan.prefixes else ()
+    unlisted = tuple(f.uri for f in scan.files if f.problem and f.uri.endswith(os.sep))
+    vanished = tuple(
+        u for u in sorted(known) if u not in there and u.startswith(scan.prefixes) and not u.startswith(unlisted)
     )
     if job is not None:
         _record(catalog, keyed, unreadable, known, job)
@@ -110,7 +113,7 @@ def _record(
 ) -> None:
     rows = []
     for file, key in keyed:
-        metadata = json.dumps(file.metadata, sort_keys=True, default=str)
+        metadata = _stored(file)
         old = known.get(file.uri)
         if not old or (old["stamp"], old["video_key"], old["metadata"]) != (file.stamp, key, metadata):
             rows.append(
@@ -124,6 +127,27 @@ def _record(
         for _, key, why in lost
     ]
     catalog.ledger.append(entries, job=job)
+
+
+#: Key of the intervals among the stored metadata; no column of a manifest can have such a name.
+_INTERVALS = "_intervals"
+
+
+def _stored(file: SourceFile) -> str:
+    """What the sources table keeps of a manifest's row, as JSON: the metadata, and the intervals if there are any."""
+    asked = {_INTERVALS: [[str(a), str(b)] for a, b in file.intervals]} if file.intervals else {}
+    return json.dumps(file.metadata | asked, sort_keys=True, default=str)
+
+
+def stored_intervals(rows: Iterable[dict[str, Any]]) -> tuple[tuple[Fraction, Fraction], ...]:
+    """The intervals that manifests asked for of one content, from its rows of the sources table: as a run adds them
+    up, by uri.
+    """
+    found: dict[tuple[Fraction, Fraction], None] = {}
+    for row in sorted(rows, key=lambda r: str(r["uri"])):
+        for a, b in json.loads(row["metadata"] or "{}").get(_INTERVALS, ()):
+            found[Fraction(a), Fraction(b)] = None
+    return tuple(found)
 
 
 def _distinct(keyed: Iterable[tuple[SourceFile, str]]) -> tuple[VideoSource, ...]:

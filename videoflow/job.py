@@ -23,7 +23,8 @@ from videoflow.identify import Identified, identify
 from videoflow.jobrecord import CANCELLED, FINISHED, STOPPED, JobRecord, describe, new_job_id, shown_recipe
 from videoflow.plan import CLIPS, FRAMES, Plan
 from videoflow.recipe import BuiltStage, Recipe
-from videoflow.sources import Scan, scan
+from videoflow.sources import NO_VIDEO, Scan, scan
+from videoflow.store.layout import Root
 from videoflow.store.reader import PART, ROW_ID, rows_of
 from videoflow.telemetry.watch import JobWatch
 from videoflow.unit import UnitReport, engine_path
@@ -74,6 +75,7 @@ class Job:
         """
         began = time.monotonic()
         engine_path(self._options.engine)
+        Root.at(self._root).exists()
         built = self._recipe.build()
         if not self._sources:
             raise SourceError("no sources: give --source or list them in the recipe under sources:")
@@ -125,11 +127,15 @@ class Job:
         s.done, s.filtered, s.pending = states["done"], states["filtered"], states["pending"]
         s.quarantined = states["quarantined"] + len(identified.unreadable)
         s.clips_without_frames = clips.without
-        if plan.named(CLIPS) and plan.named(FRAMES):
+        wants_version = bool(plan.named(CLIPS) and plan.named(FRAMES))
+        if wants_version and len(clips):
             version, s.is_new_version = self._publish(catalog, plan, clips)
             s.version, s.clips = version.id, version.num_clips
+        else:
+            s.no_version = _why_none(plan, s) if wants_version else "the recipe has no stages frames and clips"
+            self._progress.note(f"no version is published: {s.no_version}")
         allowed = max(1, math.ceil(self._options.max_quarantined * s.videos))
-        if s.quarantined > allowed or (s.videos and not s.done):
+        if s.quarantined > allowed or (s.videos and not s.done) or (wants_version and not len(clips)):
             s.exit_code = EXIT_QUARANTINED
 
     def _publish(self, catalog: Catalog, plan: Plan, clips: PlacedClips) -> tuple[Version, bool]:
@@ -154,7 +160,10 @@ class Job:
 
     def _note_sources(self, identified: Identified, found: Scan) -> None:
         s = self.summary
-        s.ignored = len(found.ignored)
+        s.ignored, s.ignored_why = len(found.ignored), dict(found.ignored_why)
+        odd = {why: n for why, n in found.ignored_why.items() if why != NO_VIDEO}
+        if odd:
+            self._progress.note(f"ignored: {', '.join(f'{n} × {why}' for why, n in odd.items())}")
         s.changed, s.vanished, s.duplicates = identified.changed, identified.vanished, identified.duplicates
         for what, uris in (
             ("changed since the last run", identified.changed),
@@ -184,6 +193,16 @@ class Job:
         except Exception:
             if error is None:  # the first failure is the one to show
                 raise
+
+
+def _why_none(plan: Plan, s: JobSummary) -> str:
+    """Why there is no clip to publish; an empty version would become its name's newest and help nobody."""
+    if not s.done:
+        stream = "" if plan.recipe.stream is None else f" (of stream {plan.recipe.stream}, which the recipe asks for)"
+        return f"of {s.videos} videos none is done{stream}; `videoflow quarantine list` says why"
+    if s.clips_without_frames:
+        return f"no cached frame falls into any of {s.clips_without_frames} clips; cache at a higher rate (frames.fps)"
+    return "no clip is left: all are shorter than clips.min_seconds or damaged"
 
 
 def _required(plan: Plan, name: str) -> BuiltStage:

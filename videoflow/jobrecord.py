@@ -16,16 +16,17 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from videoflow.errors import JobCancelled, QueryError, SystemFailure
+from videoflow.errors import DamagedCatalog, JobCancelled, QueryError, SystemFailure
 from videoflow.execute import JobOptions, Progress
 from videoflow.recipe import Recipe, parse
 from videoflow.sources import printable
+from videoflow.store.damage import check_record, parsed
 from videoflow.store.layout import Root
 from videoflow.telemetry.watch import JobWatch
 from videoflow.unit import UnitReport
@@ -35,6 +36,18 @@ HEARTBEAT_SECONDS = 3.0
 #: A running job that has not been heard of for this long, and whose process cannot be seen from here, counts as lost.
 LOST_AFTER_SECONDS = 60.0
 MAX_LOG_LINES = 10_000
+#: What a record holds at least, and its summary and its counts by stage if there are any.
+_SUMMARY: dict[str, Any] = {
+    **dict.fromkeys(("done", "filtered", "quarantined", "pending", "videos", "clips", "decoded_videos"), int),
+    "seconds": (int, float),
+}
+_COUNTS: dict[str, Any] = {
+    **dict.fromkeys(("done", "total", "quarantined", "frames_decoded"), int),
+    "unit": str,
+    "seconds": (int, float),
+}
+_LIFE = {"job": str, "state": str, "started": str}
+_RECORD = {**_LIFE, "name": str, "recipe": dict, "sources": list, "options": dict}
 
 
 def new_job_id() -> str:
@@ -91,11 +104,58 @@ def asked(record: dict[str, Any]) -> tuple[Recipe, list[str], str, JobOptions]:
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def all_jobs(root: Root) -> list[dict[str, Any]]:
-    """Records of all jobs, oldest first, with the state that holds now (`state_now`)."""
-    records = [root.get_json(p) for p in root.paths("jobs") if p.endswith(".json")]
-    found = [r | {"state": state_now(r)} for r in records if r is not None]
+def all_jobs(root: Root, *, bad: list[str] | None = None, needs: Mapping[str, Any] = _RECORD) -> list[dict[str, Any]]:
+    """Records of all jobs, oldest first, with the state that holds now (`state_now`). With ``bad`` a damaged one is
+    left out and a line about it put there.
+
+    Raises:
+        DamagedCatalog: a damaged record, without ``bad``.
+    """
+    found = []
+    for path in root.paths("jobs"):
+        try:
+            record = _read(root, path, needs) if _is_record(path) else None
+        except DamagedCatalog as e:
+            if bad is None:
+                raise
+            bad.append(str(e))
+            continue
+        if record is not None:
+            found.append(record | {"state": state_now(record)})
     return sorted(found, key=lambda r: (str(r["started"]), str(r["job"])))
+
+
+def _is_record(path: str) -> bool:
+    """False for logs, requests to stop, and what file managers leave behind."""
+    name = path.removeprefix("jobs/")
+    return name.endswith(".json") and "/" not in name and not name.startswith(".")
+
+
+def _read(root: Root, path: str, needs: Mapping[str, Any] = _RECORD) -> dict[str, Any] | None:
+    """A job's record, None if it is gone.
+
+    Raises:
+        DamagedCatalog: it is not what a job writes.
+    """
+    record = root.get_json(path)
+    if record is not None:
+        parsed(root.url, path, lambda: _check(root, path, record, needs))
+    return record
+
+
+def _check(root: Root, path: str, record: dict[str, Any], needs: Mapping[str, Any]) -> None:
+    check_record(root.url, path, record, needs)
+    for name, counts in (("summary", _SUMMARY), *((f"stages.{k}", _COUNTS) for k in record.get("stages") or {})):
+        part = record["stages"][name.partition(".")[2]] if name != "summary" else record.get("summary")
+        if part:
+            check_record(root.url, path, part, counts)
+    for name in ("started", "heartbeat", "ended"):
+        if record.get(name) is not None and datetime.fromisoformat(record[name]).tzinfo is None:
+            raise ValueError(f"{name} has no time zone")
+    if not all(isinstance(s, str) for s in [*record.get("sources", []), *record.get("masked_sources", [])]):
+        raise TypeError("a source is no text")
+    if not 0 < record.get("pid", 1) < 1 << 31:
+        raise ValueError("pid is out of range")
 
 
 def find_job(root: Root, job: str) -> dict[str, Any]:
@@ -104,9 +164,9 @@ def find_job(root: Root, job: str) -> dict[str, Any]:
     Raises:
         QueryError: none, or several.
     """
-    ids = [p.removeprefix("jobs/").removesuffix(".json") for p in root.paths("jobs") if p.endswith(".json")]
+    ids = [p.removeprefix("jobs/").removesuffix(".json") for p in root.paths("jobs") if _is_record(p)]
     matches = [job] if job in ids else [i for i in ids if job and i.startswith(job)]
-    record = root.get_json(record_path(matches[0])) if len(matches) == 1 else None
+    record = _read(root, record_path(matches[0])) if len(matches) == 1 else None
     if record is None:
         what = f"{len(matches)} jobs begin with {job!r}" if matches else f"no job {job!r} in {root.url}"
         raise QueryError(f"{what}; `videoflow jobs {root.url}` lists them")
@@ -134,7 +194,7 @@ def silence_seconds(record: dict[str, Any], now: datetime | None = None) -> floa
 
 def oldest_running(root: Root) -> datetime | None:
     """When the oldest of the running jobs started."""
-    started = [datetime.fromisoformat(r["started"]) for r in all_jobs(root) if r["state"] == RUNNING]
+    started = [datetime.fromisoformat(r["started"]) for r in all_jobs(root, needs=_LIFE) if r["state"] == RUNNING]
     return min(started, default=None)
 
 

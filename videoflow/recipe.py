@@ -11,7 +11,10 @@ split: {train: 0.98, val: 0.01, test: 0.01}
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -22,7 +25,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from videoflow.errors import RecipeError
+from videoflow.errors import RecipeError, VideoflowError, nearest, shown
 from videoflow.fingerprint import fingerprint
 from videoflow.stage import ClipStage, PassConsumer, Stage, StageParams, VideoStage, find_stage, load_object
 
@@ -102,9 +105,11 @@ class Recipe(BaseModel):
             if keys[0] not in type(self).model_fields:
                 keys = ["stages", *keys]
             if keys[0] == "stages" and (len(keys) < 3 or keys[1] not in data["stages"]):
+                name = keys[-1] if len(keys) < 3 else keys[1]
+                meant = nearest(name, [*data["stages"], *type(self).model_fields])
                 raise RecipeError(
-                    f"--set {setting!r}: no stage {keys[-1] if len(keys) < 3 else keys[1]!r} in the recipe; "
-                    f"it has {', '.join(data['stages'])}"
+                    f"--set {shown(setting)}: no stage {shown(name)} in the recipe{meant}; it has "
+                    f"{', '.join(data['stages'])}"
                 )
             target = data
             for key in keys[:-1]:
@@ -130,7 +135,8 @@ def check_stage(key: str, params: dict[str, Any]) -> tuple[type[Stage], StagePar
         checked: StageParams = cls.Params.model_validate(params)
     except ValidationError as e:
         allowed = ", ".join(cls.Params.model_fields) or "none"
-        raise RecipeError(f"{_first_problem(e, f'stages.{key}')} (parameters of {use}: {allowed})") from e
+        told = _first_problem(e, f"stages.{key}", cls.Params.model_fields)
+        raise RecipeError(f"{told} (parameters of {use}: {allowed})") from e
     return cls, checked
 
 
@@ -167,7 +173,8 @@ def parse(data: Any, *, origin: str) -> Recipe:
         return Recipe.model_validate(data)
     except ValidationError as e:
         raise RecipeError(
-            f"{origin}: {_first_problem(e, '')} (keys of a recipe: {', '.join(Recipe.model_fields)})"
+            f"{origin}: {_first_problem(e, '', Recipe.model_fields)} "
+            f"(keys of a recipe: {', '.join(Recipe.model_fields)})"
         ) from e
 
 
@@ -178,16 +185,18 @@ def load(name_or_path: str) -> Recipe:
         RecipeError: not found, not readable, or not a valid recipe.
     """
     path = Path(name_or_path)
-    if path.suffix in (".yaml", ".yml", ".py") or path.is_file():
-        if not path.is_file():
-            raise RecipeError(f"no recipe file {name_or_path}")
+    if path.suffix in (".yaml", ".yml", ".py") or os.path.isfile(path):
+        if not os.path.isfile(path):
+            why = ": it is a folder" if os.path.isdir(path) else ""
+            raise RecipeError(f"no recipe file {name_or_path}{why}")
         return parse(_python(path) if path.suffix == ".py" else _yaml(_read(path), name_or_path), origin=name_or_path)
     if ":" in name_or_path:
         return parse(load_object(name_or_path, what="recipe"), origin=name_or_path)
     known = {e.name: e.value for e in entry_points(group=PIPELINE_GROUP)}
     if name_or_path not in known:
         raise RecipeError(
-            f"no recipe {name_or_path!r}: known are {', '.join(sorted(known)) or 'none'}; or give a .yaml or .py file"
+            f"no recipe {shown(name_or_path)}{nearest(name_or_path, known)}: known are "
+            f"{', '.join(sorted(known)) or 'none'}; or give a .yaml or .py file"
         )
     return parse(load_object(known[name_or_path], what="recipe"), origin=name_or_path)
 
@@ -195,14 +204,16 @@ def load(name_or_path: str) -> Recipe:
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        raise RecipeError(f"cannot read recipe {path}: {e}") from e
+    except OSError as e:
+        raise RecipeError(f"cannot read recipe {path}: {e.strerror}") from e
+    except UnicodeDecodeError as e:
+        raise RecipeError(f"recipe {path} is no text: a recipe is YAML in UTF-8, or Python in a file named .py") from e
 
 
 def _yaml(text: str, origin: str) -> Any:
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as e:
+    except (yaml.YAMLError, ValueError, RecursionError) as e:  # ValueError: a date that does not exist
         raise RecipeError(f"{origin} is not YAML: {' '.join(str(e).split())}") from e
 
 
@@ -211,18 +222,21 @@ def _python(path: Path) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
-    except Exception as e:  # whatever the user's file raises is the user's to see, as one line
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is for the command's own answer
+            spec.loader.exec_module(module)
+    except VideoflowError:
+        raise
+    except (Exception, SystemExit) as e:  # whatever the user's file raises is the user's to see, as one line
         raise RecipeError(f"recipe {path} fails: {type(e).__name__}: {e}") from e
     if not hasattr(module, "recipe"):
         raise RecipeError(f"recipe {path} defines no name `recipe`")
     return module.recipe
 
 
-def _first_problem(e: ValidationError, prefix: str) -> str:
+def _first_problem(e: ValidationError, prefix: str, allowed: Iterable[str]) -> str:
     problem = e.errors()[0]
     where = ".".join(str(p) for p in ([prefix] if prefix else []) + list(problem["loc"]))
     more = f" (and {e.error_count() - 1} more)" if e.error_count() > 1 else ""
     if problem["type"] == "extra_forbidden":
-        return f"unknown key {where}{more}"
-    return f"{where}: {problem['msg']}, given {problem['input']!r}{more}"
+        return f"unknown key {where}{nearest(problem['loc'][-1], allowed)}{more}"
+    return f"{where}: {problem['msg']}, given {shown(problem['input'])}{more}"

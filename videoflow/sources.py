@@ -11,6 +11,7 @@ from __future__ import annotations
 import glob as local_glob
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -21,6 +22,7 @@ from urllib.parse import urlsplit, urlunsplit
 from videoflow.errors import MissingExtra, SourceError, SystemFailure
 from videoflow.manifest import MANIFEST_EXTENSIONS, ManifestRow, read_manifest
 from videoflow.media.container import HEAD_BYTES, sniff
+from videoflow.store.layout import CATALOG_FILE, LEDGER, is_own, is_own_object
 
 VIDEO_EXTENSIONS = frozenset(
     ".mp4 .m4v .mov .qt .mkv .webm .avi .flv .f4v .wmv .asf .mpg .mpeg .mpe .m2v .m2ts .mts .ts .vob .ogv .ogm .ogg "
@@ -32,6 +34,8 @@ SIDECAR_EXTENSIONS = frozenset(
     ".nfo .jpg .jpeg .png .webp .bmp .tif .tiff .npy .npz .pt .pkl .wav .mp3 .flac .m4a .aac .opus .pdf .log .py .sh "
     ".zip .tar .gz .bz2 .xz .7z .part .tmp .crdownload .md5 .sha1 .sha256 .ds_store .ini .db".split()
 )
+NO_VIDEO = "no video"
+_KINDS = {"pipe": stat.S_ISFIFO, "socket": stat.S_ISSOCK}
 #: Extensions that mean something else just as often: their first bytes decide.
 AMBIGUOUS_EXTENSIONS = frozenset({".ts", ".ogg", ".dv", ".sub"})
 _CLEARLY_VIDEO, _CLEARLY_SIDECAR = VIDEO_EXTENSIONS - AMBIGUOUS_EXTENSIONS, SIDECAR_EXTENSIONS - AMBIGUOUS_EXTENSIONS
@@ -68,6 +72,7 @@ class Scan:
 
     files: tuple[SourceFile, ...]
     ignored: tuple[str, ...]
+    ignored_why: dict[str, int]  # how many of them by reason: no video, pipe, socket, device
     prefixes: tuple[str, ...]  # folders that were walked: known sources below them that are gone have vanished
 
 
@@ -79,7 +84,7 @@ def scan(sources: Iterable[str]) -> Scan:
         SystemFailure: storage that cannot be listed.
     """
     files: dict[str, SourceFile] = {}
-    ignored: dict[str, None] = {}
+    ignored: dict[str, str] = {}
     prefixes: list[str] = []
     for source in sources:
         before = len(ignored)
@@ -88,7 +93,9 @@ def scan(sources: Iterable[str]) -> Scan:
             raise SourceError(f"source {printable(source)} holds no files")
         for f in found:
             files[f.uri] = _merge(files[f.uri], f) if f.uri in files else f
-    return Scan(tuple(files[u] for u in sorted(files)), tuple(sorted(set(ignored) - set(files))), tuple(prefixes))
+    left = {path: why for path, why in ignored.items() if path not in files}
+    reasons = dict(sorted(Counter(left.values()).items()))
+    return Scan(tuple(files[u] for u in sorted(files)), tuple(sorted(left)), reasons, tuple(prefixes))
 
 
 def _merge(a: SourceFile, b: SourceFile) -> SourceFile:
@@ -97,14 +104,14 @@ def _merge(a: SourceFile, b: SourceFile) -> SourceFile:
     return replace(a, metadata={**a.metadata, **b.metadata}, intervals=a.intervals + new)
 
 
-def _scan_one(source: str, ignored: dict[str, None], prefixes: list[str]) -> Iterator[SourceFile]:
+def _scan_one(source: str, ignored: dict[str, str], prefixes: list[str]) -> Iterator[SourceFile]:
     if "://" in source and not source.startswith("file://"):
         yield from _scan_remote(source, ignored, prefixes)
         return
     path = os.path.abspath(os.path.expanduser(source.removeprefix("file://")))
     if os.path.isdir(path):
         prefixes.append(printable(path) + os.sep)
-        yield from _screen(((p, p) for p in _walk(path)), ignored)
+        yield from _folder(path, ignored)
     elif os.path.isfile(path):
         if Path(path).suffix.lower() in MANIFEST_EXTENSIONS:
             yield from _from_manifest(path)
@@ -116,29 +123,45 @@ def _scan_one(source: str, ignored: dict[str, None], prefixes: list[str]) -> Ite
             raise SourceError(f"source {printable(source)}: no file matches")
         for match in matches:
             if os.path.isdir(match):
-                yield from _screen(((p, p) for p in _walk(match)), ignored)
+                yield from _folder(match, ignored)
             else:
-                yield from _screen([(match, match)], ignored)
+                yield from _screen([match], ignored)
+    elif os.path.exists(path):
+        raise SourceError(f"source {printable(source)} is a {_kind(path)}, not a folder, file, glob, URL or manifest")
     else:
         raise SourceError(f"source {printable(source)} does not exist (a folder, file, glob, URL or manifest)")
 
 
-def _walk(folder: str) -> Iterator[str]:
-    """Files below a folder, sorted; links are followed once, hidden names are left out."""
+def _folder(folder: str, ignored: dict[str, str]) -> Iterator[SourceFile]:
+    """Videos below a folder; a folder inside it that cannot be listed is one source that cannot be read."""
+    unlisted: dict[str, str] = {}
+    yield from _screen(_walk(folder, unlisted), ignored)
+    for path, why in unlisted.items():
+        yield SourceFile(printable(path) + os.sep, path, problem=f"cannot list the folder: {why}")
+
+
+def _walk(folder: str, unlisted: dict[str, str]) -> Iterator[str]:
+    """Files below a folder, sorted; links are followed once, hidden names and a catalog's own files are left out.
+    ``unlisted`` takes folders inside it that cannot be listed, and why.
+    """
     seen: set[tuple[int, int]] = set()
     stack = [folder]
     while stack:
         here = stack.pop()
         try:
             info = os.stat(here)
-            entries = sorted(os.scandir(here), key=lambda e: e.name, reverse=True)
+            entries = sorted(os.scandir(here), key=lambda e: e.name)
         except OSError as e:
-            raise SystemFailure(f"cannot list {printable(here)}: {e.strerror}") from e
+            if here == folder:
+                raise SystemFailure(f"cannot list {printable(here)}: {e.strerror}") from e
+            unlisted[here] = str(e.strerror)
+            continue
         if (info.st_dev, info.st_ino) in seen:
             continue
         seen.add((info.st_dev, info.st_ino))
-        for entry in reversed(entries):
-            if entry.name.startswith("."):
+        is_catalog = {CATALOG_FILE, LEDGER} <= {e.name for e in entries}
+        for entry in entries:
+            if entry.name.startswith(".") or (is_catalog and is_own(here, entry.name)):
                 continue
             try:
                 is_folder = entry.is_dir()
@@ -150,16 +173,27 @@ def _walk(folder: str) -> Iterator[str]:
                 yield entry.path
 
 
-def _screen(named: Iterable[tuple[str, str]], ignored: dict[str, None]) -> Iterator[SourceFile]:
+def _screen(paths: Iterable[str], ignored: dict[str, str]) -> Iterator[SourceFile]:
     """Local files of a folder or glob: videos go on, the others are ignored."""
-    for path, _ in named:
+    for path in paths:
         suffix = os.path.splitext(path)[1].lower()
         if suffix in _CLEARLY_VIDEO:
             yield _local_file(path)
         elif suffix in _CLEARLY_SIDECAR or sniff(_head(path)) is None:
-            ignored[printable(path)] = None
+            ignored[printable(path)] = _kind(path) or NO_VIDEO
         else:
             yield _local_file(path)
+
+
+def _kind(path: str) -> str | None:
+    """What stands at a path that is neither a file nor a folder, None for those."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return None
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return None
+    return next((name for name, is_one in _KINDS.items() if is_one(mode)), "device")
 
 
 def _head(path: str) -> bytes:
@@ -177,14 +211,14 @@ def _local_file(path: str, *, metadata: dict[str, Any] | None = None) -> SourceF
     try:
         info = os.stat(path)
         if not stat.S_ISREG(info.st_mode):
-            return SourceFile(uri, path, metadata=metadata or {}, problem="not a regular file")
+            return SourceFile(uri, path, metadata=metadata or {}, problem=f"a {_kind(path) or 'folder'}, not a file")
     except (OSError, ValueError) as e:
         why = getattr(e, "strerror", None) or str(e)
         return SourceFile(uri, path, metadata=metadata or {}, problem=f"cannot read the file: {why}")
     return SourceFile(uri, path, info.st_size, f"mtime:{info.st_mtime_ns}", metadata or {})
 
 
-def _scan_remote(source: str, ignored: dict[str, None], prefixes: list[str]) -> Iterator[SourceFile]:
+def _scan_remote(source: str, ignored: dict[str, str], prefixes: list[str]) -> Iterator[SourceFile]:
     fs, root = filesystem(source)
     shown = printable(source)
     try:
@@ -202,14 +236,17 @@ def _scan_remote(source: str, ignored: dict[str, None], prefixes: list[str]) -> 
         raise SourceError(f"source {shown} does not exist") from e
     except (OSError, PermissionError) as e:
         raise SystemFailure(f"cannot list {shown}: {type(e).__name__}: {str(e).splitlines()[0][:200]}") from e
+    catalogs = {p.removesuffix(f"/{CATALOG_FILE}") for p in found if p.endswith(f"/{CATALOG_FILE}")}
     for path in sorted(found):
+        if any(path.startswith(f"{c}/") and is_own_object(path[len(c) + 1 :]) for c in catalogs):
+            continue
         info, url = found[path], fs.unstrip_protocol(path)
         if info.get("type") == "directory":
             continue
         suffix = Path(path).suffix.lower()
         known = suffix in _CLEARLY_VIDEO
         if not known and (suffix in _CLEARLY_SIDECAR or sniff(fs.head(path, HEAD_BYTES)) is None):
-            ignored[printable(url)] = None
+            ignored[printable(url)] = NO_VIDEO
             continue
         yield _remote_file(url, info)
 
@@ -220,7 +257,7 @@ def _remote_file(url: str, info: dict[str, Any]) -> SourceFile:
 
 
 def _from_manifest(source: str) -> Iterator[SourceFile]:
-    for row in read_manifest(source):
+    for row in read_manifest(source, name=printable(source)):
         yield replace(_manifest_file(row), metadata=row.metadata, intervals=(row.interval,) if row.interval else ())
 
 

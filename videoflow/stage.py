@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
-from videoflow.errors import RecipeError
+from videoflow.errors import RecipeError, VideoflowError, nearest
 
 if TYPE_CHECKING:
     from videoflow.media.picture import Picture
@@ -238,10 +238,14 @@ def load_object(path: str, *, what: str) -> Any:
         value: Any = importlib.import_module(module)
         for part in name.split("."):
             value = getattr(value, part)
+    except VideoflowError:
+        raise
     except ImportError as e:
         raise RecipeError(f"{what} {path!r}: cannot import {module} ({e})") from e
     except AttributeError as e:
         raise RecipeError(f"{what} {path!r}: {module} has no {name}") from e
+    except (Exception, SystemExit) as e:  # the module's own failure while it is imported
+        raise RecipeError(f"{what} {path!r}: importing {module} fails: {type(e).__name__}: {e}") from e
     return value
 
 
@@ -259,7 +263,8 @@ def find_stage(name_or_path: str) -> type[Stage]:
     path = name_or_path if ":" in name_or_path else known_stages().get(name_or_path)
     if path is None:
         raise RecipeError(
-            f"unknown stage {name_or_path!r}: installed are {', '.join(sorted(known_stages())) or 'none'}; "
+            f"unknown stage {name_or_path!r}{nearest(name_or_path, known_stages())}: installed are "
+            f"{', '.join(sorted(known_stages())) or 'none'}; "
             "a stage of your own is named by its path, use: package.module:Class"
         )
     cls = load_object(path, what="stage")

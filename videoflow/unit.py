@@ -12,7 +12,7 @@ from fractions import Fraction
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
-from videoflow.errors import RecipeError
+from videoflow.errors import RecipeError, nearest
 from videoflow.loader.reader import ClipRef
 from videoflow.stage import Stage, load_object
 from videoflow.store.commit import UnitRecord
@@ -192,7 +192,7 @@ def engine_path(name: str) -> str:
     known = {e.name: e.value for e in entry_points(group=ENGINE_GROUP)}
     path = name if ":" in name else known.get(name)
     if path is None:
-        raise RecipeError(f"unknown engine {name!r}: allowed are {', '.join(sorted(known))}")
+        raise RecipeError(f"unknown engine {name!r}{nearest(name, known)}: allowed are {', '.join(sorted(known))}")
     return path
 
 

@@ -230,6 +230,7 @@ class Sandbox:
                 initargs=[os.getpid(), self._child, self._frames, self._meter.shared],
             )
         future = self._pool.schedule(function, args=task)
+        killed_for = None
         try:
             killed_for = self._watch(future)
             answer = future.result()
@@ -243,6 +244,9 @@ class Sandbox:
             self._pool = None
             if self._killed:
                 raise MediaError("crash", "decoding was stopped") from e
+            if killed_for == "out_of_memory":
+                took = f"a decoding process takes more than its {self._memory >> 20} MiB before it opens a video"
+                raise SystemFailure(f"{took}; raise --memory") from e
             raise _NeverBegan from e
         except VideoflowError:
             raise

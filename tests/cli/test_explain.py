@@ -196,3 +196,21 @@ def test_the_commands(call, catalog: Catalog, videos: Path, tmp_path: Path) -> N
     assert frames == ["frames", "videos", "0", "2", "2", "1", "params.fps"]
     (stage,) = [s for s in call("plan", recipe, *options, "--json").rows[0]["stages"] if s["stage"] == "frames"]
     assert (stage["stale"], stage["changed"]) == (2, ["params.fps"])
+
+
+def test_clips_that_a_manifest_asked_for_are_known(videos: Path, tmp_path: Path) -> None:
+    """Their item is that of the run, intervals included, so it is cached; a recipe without them cuts other clips."""
+    manifest = tmp_path / "m.csv"
+    a, b = videos / "v0.mp4", tmp_path / "same.mp4"
+    shutil.copy(a, b)
+    manifest.write_text(f"uri,start,end,note\n{a},0.1,0.7,x\n{a},0.5,1.2,x\n{b},0.25,0.75,y\n")
+    summary = run_job(RECIPE, [manifest], tmp_path / "cat", workers=1)
+    assert summary.clips == 3
+    catalog = Catalog.open(tmp_path / "cat")
+    rows = catalog.version("x").clips().to_pylist()
+    assert sorted(r["segment"] for r in rows) == [0, 1, 2]
+    for key in [str(a), *(r["clip_key"] for r in rows)]:
+        subject = find_subject(catalog, key)
+        told = {v.stage: v for v in verdicts(catalog, subject, RECIPE)}
+        assert all(v.what.startswith("cached") for v in told.values()), told
+        assert told["luma"].cached == (3 if subject.clip_key is None else 1)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import pyarrow as pa
 import typer
 
+from videoflow.cli.output import print_json, tell_damage
 from videoflow.cli.progress import say
 from videoflow.cli.run import JsonOpt
 from videoflow.dataset.catalog import Catalog
@@ -27,15 +27,16 @@ def register(app: typer.Typer) -> None:
 
 def versions(root: RootArg, as_json: JsonOpt = False) -> None:
     """List the dataset versions of a catalog."""
-    found = Catalog.open(root).versions()
-    if as_json:
-        for v in found:
-            print(json.dumps({"version": v.id, **asdict(v)}))
-        return
+    bad: list[str] = []
+    found = Catalog.open(root).versions(bad=bad)
     for v in found:
-        say(f"{v.id:<24} {v.clips:>9} clips {v.videos:>8} videos  {v.created}  recipe {v.recipe}")
-    if not found:
+        if as_json:
+            print_json({"version": v.id, **asdict(v)})
+        else:
+            say(f"{v.id:<24} {v.clips:>9} clips {v.videos:>8} videos  {v.created}  recipe {v.recipe}")
+    if not found and not bad and not as_json:
         say("no versions yet; `videoflow run` publishes one")
+    tell_damage(bad)
 
 
 def query(
@@ -48,7 +49,7 @@ def query(
     table = Catalog.open(root).version(version).sql(sql)
     if as_json:
         for row in table.to_pylist():
-            print(json.dumps(row, default=str))
+            print_json(row)
         return
     say(format_table(table))
 
@@ -64,7 +65,7 @@ def search(
     rows = Catalog.open(root).version(version).search(clip, k)
     if as_json:
         for row in rows:
-            print(json.dumps(row))
+            print_json(row)
         return
     say(format_table(pa.Table.from_pylist(rows)) if rows else "no other clip with an embedding")
 

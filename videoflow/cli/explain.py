@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from videoflow import recipe as recipes
 from videoflow.cli.data import RootArg
+from videoflow.cli.output import print_json
 from videoflow.cli.progress import say
 from videoflow.cli.run import JsonOpt, SetOpt
 from videoflow.dataset.catalog import Catalog
@@ -35,11 +35,11 @@ def explain(
     found = answers(catalog, subject)
     decided = verdicts(catalog, subject, chosen) if chosen else []
     if as_json:
-        print(json.dumps({**asdict(subject), "kind": "subject"}))
+        print_json({**asdict(subject), "kind": "subject"})
         for a in found:
-            print(json.dumps({**asdict(a), "kind": "ledger"}, default=str))
+            print_json({**asdict(a), "kind": "ledger"})
         for v in decided:
-            print(json.dumps({**asdict(v), "kind": "verdict"}))
+            print_json({**asdict(v), "kind": "verdict"})
         return
     clip = f"clip {subject.clip_key} of " if subject.clip_key else ""
     say(f"{clip}video {subject.video_key}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from videoflow.cli.data import RootArg
+from videoflow.cli.output import print_json
 from videoflow.cli.progress import say
 from videoflow.cli.run import JsonOpt
 from videoflow.dataset.catalog import Catalog
@@ -27,7 +27,7 @@ def list_quarantined(root: RootArg, as_json: JsonOpt = False) -> None:
     rows = Catalog.open(root).quarantine()
     for row in sorted(rows, key=lambda r: r["uri"]):
         if as_json:
-            print(json.dumps(row, ensure_ascii=False))
+            print_json(row)
         else:
             say(f"{row['uri']}\n    {row['class']} (stage {row['stage']}): {row['message']}")
     if not rows and not as_json:
@@ -46,7 +46,7 @@ def retry(
     """Let the next run try quarantined videos and clips again."""
     done = retry_quarantined(Catalog.open(root), classes=classes or (), uri=uri)
     if as_json:
-        print(json.dumps(asdict(done)))
+        print_json(asdict(done))
         return
     say(f"{done.items} results of {done.videos} videos will be tried again by the next run that wants them")
     if done.unreadable:

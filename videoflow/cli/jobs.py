@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from datetime import datetime
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from videoflow.cli.data import RootArg
+from videoflow.cli.output import json_line, print_json, tell_damage
 from videoflow.cli.progress import say
 from videoflow.cli.run import JsonOpt, MetricsFileOpt, MetricsPortOpt, run_job
 from videoflow.cli.submit import AddressOpt, PythonOpt, WithOpt, hand_over
@@ -36,14 +36,16 @@ def register(app: typer.Typer) -> None:
 
 def jobs(root: RootArg, as_json: JsonOpt = False) -> None:
     """List the jobs of a catalog, oldest first."""
-    records = all_jobs(Catalog.open(root).root)
+    bad: list[str] = []
+    records = all_jobs(Catalog.open(root).root, bad=bad)
     for r in records:
         if as_json:
-            print(json.dumps(_short(r)))
+            print_json(_short(r))
         else:
             say(f"{r['job']}  {r['state']:<9} {r['name']:<16} {_did(r)}")
-    if not records and not as_json:
+    if not records and not bad and not as_json:
         say("no jobs yet; `videoflow run` starts one")
+    tell_damage(bad)
 
 
 def status(root: RootArg, job: JobArg, follow: FollowOpt = False, as_json: JsonOpt = False) -> None:
@@ -52,7 +54,7 @@ def status(root: RootArg, job: JobArg, follow: FollowOpt = False, as_json: JsonO
     said = None
     while True:
         record = find_job(where, job)
-        text = json.dumps(record) if as_json else _told(record)
+        text = json_line(record) if as_json else _told(record)
         if text != said:
             say(text)
             said = text
@@ -70,7 +72,7 @@ def logs(root: RootArg, job: JobArg, address: AddressOpt = None) -> None:
         return
     where = Catalog.open(root).root
     log = where.get(record_path(find_job(where, job)["job"], ".log"))
-    say(log.decode().rstrip("\n") if log else "nothing yet")
+    say(log.decode("utf-8", "replace").rstrip("\n") if log else "nothing yet")
 
 
 def cancel(root: RootArg, job: JobArg, address: AddressOpt = None) -> None:

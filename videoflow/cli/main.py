@@ -5,6 +5,7 @@ Signals are taken over before anything large is imported, so that Ctrl-C is quie
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -18,6 +19,9 @@ def main() -> None:
     """Entry point of the ``videoflow`` script."""
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs start with SIGINT ignored
         signal.signal(number, _stop)
+    for stream in (sys.stdout, sys.stderr):  # names that a terminal cannot show are shown escaped
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         from videoflow.cli.app import app
 

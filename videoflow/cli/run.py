@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict
+from fractions import Fraction
 from typing import Annotated, Any
 
 import typer
 
 from videoflow import recipe as recipes
+from videoflow.cli.output import print_json
 from videoflow.cli.progress import make_progress, say
 from videoflow.dataset.catalog import Catalog, check_name
-from videoflow.errors import InputError, SourceError
+from videoflow.errors import InputError, SourceError, shown
 from videoflow.estimate import estimate_frames_bytes
 from videoflow.execute import JobOptions, JobSummary
 from videoflow.forecast import StageForecast, forecast
@@ -26,6 +27,7 @@ from videoflow.sources import scan
 from videoflow.store.layout import Root
 from videoflow.telemetry.outlets import appending, serving
 from videoflow.telemetry.watch import JobWatch
+from videoflow.unit import engine_path
 
 RecipeArg = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name (clips) or a .yaml or .py file.")]
 SourceOpt = Annotated[
@@ -39,7 +41,7 @@ SetOpt = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a parameter, e.g. clips.max_seconds=5; may be repeated."),
 ]
 EngineOpt = Annotated[str, typer.Option("--engine", metavar="ray|local", help="What runs the work.")]
-WorkersOpt = Annotated[int | None, typer.Option("--workers", min=1, help="Workers; one a core unless told.")]
+WorkersOpt = Annotated[int | None, typer.Option("--workers", help="Workers; one a core unless told.")]
 MemoryOpt = Annotated[
     str | None,
     typer.Option("--memory", metavar="SIZE", help="Memory that decoding one video may take; 4GiB unless told."),
@@ -86,14 +88,15 @@ def plan(
 ) -> None:
     """Say what a run would compute, reuse and skip, with an estimate of disk. Computes and writes nothing."""
     check_name(name)
-    parse_percent(max_quarantined)
+    JobOptions(engine, workers, None, parse_percent(max_quarantined))
+    engine_path(engine)
     chosen = recipes.load(recipe).with_settings(settings or [])
+    catalog = _catalog_or_scratch(root)
     built = chosen.build()
     sources = [*chosen.sources, *(source or [])]
     if not sources:
         raise SourceError("no sources: give --source or list them in the recipe under sources:")
     found = scan(sources)
-    catalog = _catalog_or_scratch(root)
     identified = identify(catalog, found, job=None)
     the_plan = Plan(catalog.root, catalog.ledger, chosen, built, identified.videos)
     stages = forecast(the_plan)
@@ -109,7 +112,7 @@ def plan(
         "stages": [asdict(s) for s in stages],
     }
     if as_json:
-        print(json.dumps(result))
+        print_json(result)
         return
     _print_plan(result, stages)
 
@@ -147,8 +150,8 @@ def run(
 ) -> None:
     """Compute what is missing and publish a dataset version of exactly these sources' clips.
 
-    Exit codes: 0 finished; 2 wrong input; 3 too many quarantined, or nothing done (the version is published all the
-    same); 4 the system failed, run again to resume; 130 Ctrl-C, run again to resume.
+    Exit codes: 0 finished; 2 wrong input; 3 too many quarantined (the version is published all the same), or no clip
+    came of it (no version is); 4 the system failed, run again to resume; 130 Ctrl-C, run again to resume.
     """
     chosen = recipes.load(recipe).with_settings(settings or [])
     options = JobOptions(engine, workers, parse_bytes(memory), parse_percent(max_quarantined))
@@ -185,7 +188,7 @@ def run_job(
             watch=watch,
         ).run()
     if as_json:
-        print(json.dumps({k: getattr(summary, k) for k in JSON_KEYS}))
+        print_json({k: getattr(summary, k) for k in JSON_KEYS})
     else:
         _print_summary(summary, recipe, root)
     raise typer.Exit(summary.exit_code)
@@ -230,6 +233,8 @@ def _print_summary(s: JobSummary, recipe: Recipe, root: str) -> None:
     if s.version:
         what = "new" if s.is_new_version else "unchanged: it was there already"
         say(f"version   {s.version} ({what}), {s.clips} clips")
+    if s.no_version:
+        say(f"version   none: {s.no_version}")
     if s.quarantined:
         say(f"see why:  videoflow quarantine list {root}")
 
@@ -262,11 +267,11 @@ def parse_bytes(text: str | None) -> int | None:
     """``2GB``, ``512MiB`` or plain bytes."""
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?)b?)?", text.strip().lower())
+    found = re.fullmatch(r"([0-9]{1,30}(?:\.[0-9]{1,9})?)\s*(?:([kmgt])(i?)b?)?", text.strip().lower())
     if not found:
-        raise InputError(f"--memory {text!r} is not a size like 2GB or 512MiB")
+        raise InputError(f"--memory {shown(text)} is not a size like 2GB or 512MiB")
     base = 1024 if found[3] else 1000
-    return int(float(found[1]) * base ** ("kmgt".index(found[2]) + 1 if found[2] else 0))
+    return int(Fraction(found[1]) * base ** ("kmgt".index(found[2]) + 1 if found[2] else 0))
 
 
 def show_bytes(n: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -11,6 +10,7 @@ from typing import Annotated
 import typer
 
 from videoflow.cli.data import RootArg
+from videoflow.cli.output import print_json
 from videoflow.cli.progress import say
 from videoflow.cli.run import JsonOpt, show_bytes
 from videoflow.dataset.catalog import Catalog
@@ -47,8 +47,8 @@ def gc(root: RootArg, dry_run: DryRunOpt = False, grace: GraceOpt = GRACE_DAYS, 
     num_bytes, counts = sum(g.num_bytes for g in garbage), Counter(g.kind for g in garbage)
     if as_json:
         for g in garbage:
-            print(json.dumps({"kind": g.kind, "path": g.path, "files": len(g.objects), "bytes": g.num_bytes}))
-        print(json.dumps({"removed": not dry_run, "bytes": num_bytes, **{k: counts[k] for k in _KINDS}}))
+            print_json({"kind": g.kind, "path": g.path, "files": len(g.objects), "bytes": g.num_bytes})
+        print_json({"removed": not dry_run, "bytes": num_bytes, **{k: counts[k] for k in _KINDS}})
         return
     for g in garbage:
         say(f"{show_bytes(g.num_bytes):>10}  {_KINDS[g.kind]:<18} {g.path}")
@@ -68,8 +68,8 @@ def du(root: RootArg, as_json: JsonOpt = False) -> None:
     reclaimable = sum(u.num_bytes for u in lines if u.is_reclaimable)
     if as_json:
         for u in lines:
-            print(json.dumps({**asdict(u), "reclaimable": u.is_reclaimable}))
-        print(json.dumps({"kind": "total", "bytes": total, "orphan_bytes": orphans, "reclaimable_bytes": reclaimable}))
+            print_json({**asdict(u), "reclaimable": u.is_reclaimable})
+        print_json({"kind": "total", "bytes": total, "orphan_bytes": orphans, "reclaimable_bytes": reclaimable})
         return
     say(f"{'bytes':>10} {'unused':>10} {'rows':>9} {'fragments':>9}  what")
     for u in sorted(lines, key=lambda u: ((TABLE, VERSION, OTHER).index(u.kind), u.path)):

@@ -6,6 +6,7 @@ metadata.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -14,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from videoflow.loader.reader import BlobRef, ClipRef
+from videoflow.manifest import EXACT_IN_FLOAT, INT64
 from videoflow.store import schemas
 from videoflow.store.layout import Root
 from videoflow.store.reader import PART, ROW_ID, rows_of
@@ -176,9 +178,19 @@ def _free(name: str, table: pa.Table, prefix: str) -> str:
 
 
 def _uniform(values: list[Any]) -> pa.Array:
-    """A column of a user's values: of one scalar type, else text."""
-    kinds = {type(v) for v in values if v is not None}
+    """A column of a user's values: of one scalar type that holds them all exactly, else text (JSON for lists and the
+    like).
+    """
+    told = [v for v in values if v is not None]
+    kinds = {type(v) for v in told}
     is_one_scalar = len(kinds) <= 1 and kinds <= {str, bool, int, float}
-    if is_one_scalar or kinds <= {int, float}:
+    whole = [v for v in told if type(v) is int]
+    exact = all(abs(v) <= EXACT_IN_FLOAT for v in whole) if float in kinds else all(v in INT64 for v in whole)
+    if exact and (is_one_scalar or kinds <= {int, float}):
         return pa.array(values)
-    return pa.array([None if v is None else str(v) for v in values], pa.string())
+    return pa.array([None if v is None else _text(v) for v in values], pa.string())
+
+
+def _text(value: Any) -> str:
+    is_nested = isinstance(value, (list, dict))
+    return json.dumps(value, ensure_ascii=False, default=str) if is_nested else str(value)

@@ -19,16 +19,28 @@ import pyarrow as pa
 
 from videoflow.dataset.version import Version
 from videoflow.dataset.video import Video
-from videoflow.errors import CatalogError, QueryError
+from videoflow.errors import CatalogError, DamagedCatalog, QueryError
 from videoflow.store import schemas
-from videoflow.store.layout import CATALOG_FILE, LEDGER, SOURCES, Root, version_dir
+from videoflow.store.damage import check_record
+from videoflow.store.layout import CATALOG_FILE, LEDGER, SOURCES, Root, version_dir, version_number
 from videoflow.store.ledger import Ledger
+from videoflow.store.reader import read_rows
 from videoflow.store.states import newest
-from videoflow.store.writer import append_rows, create_table, open_table
+from videoflow.store.writer import append_rows, create_table
 
 #: Rows that become Python objects at once.
 ROWS_AT_ONCE = 10_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+#: What a version.json holds at least.
+_VERSION_RECORD = {
+    "clips": int,
+    "videos": int,
+    "recipe": dict,
+    "created": str,
+    "digest": str,
+    "tables": dict,
+    "fingerprints": dict,
+}
 
 
 @dataclass(frozen=True)
@@ -70,10 +82,12 @@ class Catalog:
         if description is None:
             if not create:
                 raise CatalogError(f"no catalog at {where.url}; `videoflow run … --root {where.url}` makes one")
+            where.make()
             _create(where)
             description = where.get_json(CATALOG_FILE) or {}
-        number = description.get("format")
-        if not isinstance(number, int) or number > schemas.FORMAT_NUMBER:
+        check_record(where.url, CATALOG_FILE, description, {"format": int, "secret": str})
+        number = description["format"]
+        if number > schemas.FORMAT_NUMBER:
             raise CatalogError(
                 f"the catalog at {where.url} has format {number!r}, this videoflow knows up to "
                 f"{schemas.FORMAT_NUMBER}; install a newer videoflow"
@@ -84,7 +98,7 @@ class Catalog:
 
     def known_sources(self) -> dict[str, dict[str, Any]]:
         """Newest row of every source, by uri."""
-        table = newest(open_table(self.root, SOURCES).to_table(), ["uri"])
+        table = newest(read_rows(self.root, SOURCES), ["uri"])
         return {row["uri"]: row for batch in table.to_batches(ROWS_AT_ONCE) for row in batch.to_pylist()}
 
     def add_sources(self, rows: list[dict[str, Any]], *, job: str) -> None:
@@ -106,45 +120,51 @@ class Catalog:
 
     # -- versions ----------------------------------------------------------------------------------------------------
 
-    def versions(self, name: str | None = None) -> list[VersionInfo]:
-        """Published versions, by name and number."""
+    def versions(self, name: str | None = None, *, bad: list[str] | None = None) -> list[VersionInfo]:
+        """Published versions, by name and number. Damaged ones are left out; ``bad`` takes a line about each."""
         found = []
-        for each in [name] if name else self.root.list_dirs("versions"):
+        for each in [name] if name else [n for n in self.root.list_dirs("versions") if _NAME.fullmatch(n)]:
             for number in self.version_numbers(each):
-                m = self.root.get_json(f"{version_dir(each, number)}/version.json")
+                try:
+                    m = self._manifest(each, number)
+                except DamagedCatalog as e:
+                    if bad is not None:
+                        bad.append(str(e))
+                    continue
                 if m is not None:
-                    found.append(
-                        VersionInfo(
-                            each,
-                            number,
-                            m["clips"],
-                            m["videos"],
-                            m["recipe"].get("name", ""),
-                            m["created"],
-                            m["digest"],
-                        )
-                    )
+                    recipe = str(m["recipe"].get("name", ""))
+                    found.append(VersionInfo(each, number, m["clips"], m["videos"], recipe, m["created"], m["digest"]))
         return found
+
+    def _manifest(self, name: str, number: int) -> dict[str, Any] | None:
+        """``version.json`` of a version, None if it was never published.
+
+        Raises:
+            DamagedCatalog: it is not what `publish` writes.
+        """
+        path = f"{version_dir(name, number)}/version.json"
+        manifest = self.root.get_json(path)
+        if manifest is not None:
+            check_record(self.root.url, path, manifest, _VERSION_RECORD)
+        return manifest
 
     def version_numbers(self, name: str) -> list[int]:
         """Numbers of a name's folders, ascending; one without a version.json was never published."""
-        return sorted(
-            int(d) for d in self.root.list_dirs(f"versions/{check_name(name)}") if d.isascii() and d.isdigit()
-        )
+        return sorted(filter(None, map(version_number, self.root.list_dirs(f"versions/{check_name(name)}"))))
 
     def version(self, ref: str) -> Version:
         """A version by ``name@n``, or the newest of ``name``.
 
         Raises:
-            QueryError: there is none; what there is, is listed.
+            QueryError: there is none; what there is, is listed. DamagedCatalog: it is there and damaged.
         """
         name, _, number = ref.partition("@")
         check_name(name)
-        if number and not (number.isascii() and number.isdigit()):
+        if number and version_number(number) is None:
             raise QueryError(f"version {ref!r} is not of the form name@n")
         numbers = [int(number)] if number else self.version_numbers(name)[::-1]
         for n in numbers:
-            manifest = self.root.get_json(f"{version_dir(name, n)}/version.json")
+            manifest = self._manifest(name, n)
             if manifest is not None:
                 return Version(self.root, name, n, manifest)
         there = ", ".join(v.id for v in self.versions()) or "none"

@@ -5,6 +5,7 @@ of ``version.json`` makes it real. A publisher that dies in between leaves a num
 from __future__ import annotations
 
 import json
+import math
 import secrets
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -40,8 +41,16 @@ def split_of(group: str, shares: dict[str, float]) -> str:
 def content_digest(table: pa.Table, fingerprints: dict[str, str]) -> str:
     """Digest of a version's rows and of what computed them, without the places of bytes."""
     light = table.drop_columns([c for c in _PLACES if c in table.column_names])
-    rows = [digest(batch.to_pydict()) for batch in light.to_batches(max_chunksize=1000)]
+    rows = [digest(_told(batch.to_pydict())) for batch in light.to_batches(max_chunksize=1000)]
     return digest("version", light.column_names, rows, fingerprints)
+
+
+def _told(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Columns as JSON can say them: a stage of a user's own may score NaN or an infinity."""
+    return {
+        name: [str(v) if isinstance(v, float) and not math.isfinite(v) else v for v in values]
+        for name, values in columns.items()
+    }
 
 
 def publish(

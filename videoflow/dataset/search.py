@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from videoflow.dataset.version import Version
 from videoflow.errors import QueryError
+from videoflow.store.damage import reading
 from videoflow.store.writer import open_table
 
 
@@ -59,8 +60,12 @@ def _vectors(version: Version, keys: list[str], refs: pa.ChunkedArray) -> tuple[
             by_part.setdefault(ref["part"], []).append((i, ref["row_id"]))
     found: dict[int, np.ndarray] = {}
     for part, wanted in by_part.items():
-        dataset = open_table(version.root, version.manifest["tables"]["embeddings"][part])
-        table = dataset._take_rows([row_id for _, row_id in wanted], columns=["clip_key", "vector"])
+        paths = version.manifest["tables"]["embeddings"]
+        path = paths[part] if 0 <= part < len(paths) else f"embeddings, part {part}"
+        with reading(version.root.url, path):
+            dataset = open_table(version.root, path)
+            table = dataset._take_rows([row_id for _, row_id in wanted], columns=["clip_key", "vector"])
+            table.validate(full=True)
         by_key = dict(zip(table["clip_key"].to_pylist(), table["vector"].to_pylist(), strict=True))
         for i, _ in wanted:  # a missing row is dropped silently: compare by key
             if keys[i] in by_key:

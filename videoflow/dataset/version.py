@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from videoflow.errors import QueryError
 from videoflow.store.layout import Root, version_dir
+from videoflow.store.reader import read_rows
 from videoflow.store.writer import open_table
 
 if TYPE_CHECKING:
@@ -48,8 +49,13 @@ class Version:
         return int(self.manifest["clips"])
 
     @property
+    def clips_path(self) -> str:
+        """Path of the table below the root."""
+        return f"{version_dir(self.name, self.number)}/clips.lance"
+
+    @property
     def clips_uri(self) -> str:
-        return self.root.uri(f"{version_dir(self.name, self.number)}/clips.lance")
+        return self.root.uri(self.clips_path)
 
     @property
     def tables(self) -> dict[str, list[str]]:
@@ -62,18 +68,22 @@ class Version:
 
     def dataset(self) -> lance.LanceDataset:
         """The table itself, for stock Lance."""
-        return open_table(self.root, f"{version_dir(self.name, self.number)}/clips.lance")
+        return open_table(self.root, self.clips_path)
 
     def clips(self, columns: list[str] | None = None, filter: str | None = None) -> pa.Table:
         """Rows as an Arrow table, by position; all columns unless named; ``filter`` is a Lance SQL predicate.
 
         Raises:
-            QueryError: an unknown column, or a filter that is none.
+            QueryError: an unknown column, or a filter that is none. DamagedCatalog: rows cannot be read.
         """
+        dataset = self.dataset()
         try:
-            return self.dataset().to_table(columns=columns, filter=filter)
+            dataset.scanner(
+                columns=columns, filter=filter
+            ).explain_plan()  # reads no row: it is the question that fails
         except (ValueError, OSError) as e:
             raise QueryError(f"{self.id}: {' '.join(str(e).split())[:300]}") from e
+        return read_rows(self.root, self.clips_path, columns, filter, dataset=dataset)
 
     def sql(self, query: str) -> pa.Table:
         """Answer of a SQL query (DuckDB) over the table ``clips``. See `videoflow.dataset.query`."""

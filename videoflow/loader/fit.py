@@ -14,10 +14,11 @@ from functools import lru_cache
 import cv2
 import numpy as np
 
-from videoflow.errors import LoaderError
+from videoflow.errors import LoaderError, shown
 from videoflow.timeline import round_half_up
 
 FITS = ("crop", "pad", "stretch")
+MAX_SIDE = 16_384
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,13 @@ def parse_size(size: object) -> tuple[int, int] | None:
     if isinstance(sides, (tuple, list)) and len(sides) == 2 and all(_is_side(s) for s in sides):
         return int(sides[0]), int(sides[1])
     raise LoaderError(
-        f"size={size!r} cannot be used; allowed are S for S×S, (height, width), or None for the cached size"
+        f"size={shown(size)} cannot be used; allowed are S for S×S, (height, width), or None for the cached size; "
+        f"sides are whole numbers from 1 to {MAX_SIDE}"
     )
 
 
 def _is_side(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= 1
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and 1 <= int(value) <= MAX_SIDE
 
 
 def check_fit(fit: str) -> str:

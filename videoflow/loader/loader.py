@@ -19,7 +19,8 @@ from videoflow.loader.ahead import ReadAhead
 from videoflow.loader.batches import Batch, BatchMaker
 from videoflow.loader.embeddings import EmbeddingReader
 from videoflow.loader.engine import make_engine, refuse_mixed_sizes
-from videoflow.loader.fit import check_fit, parse_size, place
+from videoflow.loader.fit import place
+from videoflow.loader.options import LoaderOptions, check_batch, check_ranks, check_version
 from videoflow.loader.order import Order
 from videoflow.loader.placing import check_device, find_rank
 from videoflow.loader.reader import ClipReader, VersionSource
@@ -109,41 +110,53 @@ class Loader:
     ) -> None:
         started_ns = time.perf_counter_ns()
         self._ahead: ReadAhead | None = None
-        rank, world_size = find_rank(rank, world_size)
-        _check(
-            batch_size,
-            world_size=world_size,
-            rank=rank,
-            epochs=epochs,
-            prefetch=prefetch,
-            bad_samples=bad_samples,
-        )
-        config = LoaderConfig(
+        options = LoaderOptions.checked(
             batch_size=batch_size,
-            frames=FrameCount.parse(frames).option,
-            fps=None if fps is None else str(parse_fps(fps)),
-            size=parse_size(size),
-            fit=check_fit(fit),
+            frames=frames,
+            fps=fps,
+            size=size,
+            fit=fit,
             short=short,
-            seed=int(seed),
+            seed=seed,
             shuffle=shuffle,
             split=split,
             filter=filter,
+            epochs=epochs,
             tail=tail,
-            columns=tuple(columns),
+            engine=engine,
+            rank=rank,
+            world_size=world_size,
+            columns=columns,
             allow_uneven=allow_uneven,
+            threads=threads,
+            prefetch=prefetch,
+            transform=transform,
             bad_samples=bad_samples,
         )
-        self._state = LoaderState(version.id, version.digest, config)
-        self._epochs, self._prefetch = epochs, prefetch
-        device = check_device(device)
-        self._prepare(version, config, engine=make_engine(engine, device=device, threads=threads))
-        maker = self._maker(version, config, rank=rank, world_size=world_size, device=device, transform=transform)
-        self._steps = [(stage, getattr(maker, stage)) for stage in STAGES if stage != "queue"]
-        self._ring = SpanRing(max(4096, 8 * len(STAGES) * (prefetch + 4)))
+        self._set_up(version, options, check_device(device))
         self._meter = StallMeter(self._ring, set_up_ns=time.perf_counter_ns() - started_ns)
 
-    def _prepare(self, version: VersionSource, config: LoaderConfig, *, engine: Any) -> None:
+    def _set_up(self, version: VersionSource, options: LoaderOptions, device: str | None) -> None:
+        config = options.config
+        rank, world_size = find_rank(options.rank, options.world_size)
+        check_ranks(config.batch_size, rank=rank, world_size=world_size)
+        check_version(version)
+        self._state = LoaderState(version.id, version.digest, config)
+        self._epochs, self._prefetch = options.epochs, options.prefetch
+        self._choose(version, config)
+        check_batch(
+            num_slots=config.batch_size // world_size,
+            num_frames=int(self._sampling.num_frames[self._sampling.kept].max()),
+            size=config.size or tuple(self._rows.sizes[self._sampling.kept].max(axis=0).tolist()),
+        )
+        self._take_engine(make_engine(options.engine, device=device, threads=options.threads))
+        placing = {"rank": rank, "world_size": world_size, "device": device, "transform": options.transform}
+        maker = self._maker(version, config, **placing)
+        self._steps = [(stage, getattr(maker, stage)) for stage in STAGES if stage != "queue"]
+        self._ring = SpanRing(max(4096, 8 * len(STAGES) * (options.prefetch + 4)))
+
+    def _choose(self, version: VersionSource, config: LoaderConfig) -> None:
+        """The version's rows, which of them make samples, and in which order."""
         self._rows = load_rows(version, split=config.split, where=config.filter, columns=config.columns)
         ints = self._rows.ints
         self._sampling = sample_clips(
@@ -166,6 +179,9 @@ class Loader:
             )
         if config.size is None:
             _check_sizes(self._rows.sizes[self._sampling.kept], config)
+
+    def _take_engine(self, engine: Any) -> None:
+        """From here on there is something to close."""
         self._engine = engine
         self._shared = _Shared(engine)
         self._finalizer = weakref.finalize(self, self._shared.close)
@@ -326,21 +342,6 @@ class _Shared:
         if self.ahead is not None:
             self.ahead.stop()
         self.engine.close()
-
-
-def _check(batch_size: int, *, world_size: int, rank: int, epochs: int | None, prefetch: int, bad_samples: str) -> None:
-    if not 0 <= rank < world_size:
-        raise LoaderError(f"rank={rank} must lie in [0, world_size={world_size})")
-    if batch_size < 1 or batch_size % world_size:
-        raise LoaderError(
-            f"batch_size={batch_size} is global and must be a multiple of the world size {world_size}, above 0"
-        )
-    if epochs is not None and epochs < 1:
-        raise LoaderError(f"epochs={epochs} cannot be used; it must be at least 1, or None for no end")
-    if prefetch < 1:
-        raise LoaderError(f"prefetch={prefetch} cannot be used; it must be at least 1")
-    if bad_samples != "error":
-        raise LoaderError(f"bad_samples={bad_samples!r} is not there yet; only 'error' is")
 
 
 def _check_sizes(sizes: np.ndarray, config: LoaderConfig) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from videoflow.errors import LoaderError, MissingExtra
+from videoflow.errors import LoaderError, MissingExtra, shown
 
 
 def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -30,10 +30,17 @@ def check_device(device: Any) -> str | None:
     """A torch device's name, None for the CPU. Raises LoaderError for one that is not there."""
     import torch
 
+    allowed = "allowed are None, 'cpu', 'cuda' or 'cuda:N'"
     try:
-        kind = None if device is None else torch.device(device).type
-    except RuntimeError as e:
-        raise LoaderError(f"device={device!r} cannot be used; allowed are None, 'cpu', 'cuda' or 'cuda:N'") from e
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise LoaderError(f"device={device!r} cannot be used: torch sees no CUDA device; leave it out for the CPU")
-    return None if kind in (None, "cpu") else str(device)
+        found = torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError, ValueError) as e:
+        raise LoaderError(f"device={shown(device)} cannot be used; {allowed}") from e
+    if isinstance(device, bool) or found.type not in ("cpu", "cuda"):
+        raise LoaderError(f"device={shown(device)} cannot be used; {allowed}")
+    if found.type == "cpu":
+        return None
+    if not torch.cuda.is_available():
+        raise LoaderError(f"device={shown(device)} cannot be used: torch sees no CUDA device; leave it out for the CPU")
+    if found.index is not None and found.index >= torch.cuda.device_count():
+        raise LoaderError(f"device={shown(device)} cannot be used: torch sees {torch.cuda.device_count()} CUDA devices")
+    return str(found)

@@ -20,6 +20,7 @@ import numpy as np
 
 from videoflow.errors import BadSample, SystemFailure
 from videoflow.store.blobs import Record, iter_records
+from videoflow.store.damage import is_panic, native_line
 from videoflow.timeline import Grid
 
 #: How often storage is asked in all, and how long to wait before asking again (times 1, 2, …).
@@ -143,14 +144,12 @@ def _persist(work: Callable[[], Any], what: str) -> Any:
     for i in range(1, TRIES + 1):
         try:
             return work()
-        except Exception as e:  # Lance raises OSError, ValueError and RuntimeError for the same faults
+        except BaseException as e:  # Lance raises OSError, ValueError, RuntimeError and panics for the same faults
+            if not isinstance(e, Exception) and not is_panic(e):
+                raise
             if i == TRIES:
-                raise SystemFailure(f"cannot {what}, tried {TRIES} times: {_first_line(e)}") from e
+                raise SystemFailure(f"cannot {what}, tried {TRIES} times: {native_line(e)}") from e
         time.sleep(WAIT_SECONDS * i)
-
-
-def _first_line(e: BaseException) -> str:
-    return (str(e).splitlines() or [type(e).__name__])[0][:300]
 
 
 class ClipReader:
@@ -195,7 +194,9 @@ class ClipReader:
             for part, asked in requests.items():
                 for (i, j, _), data in zip(asked, self._call(part, [ref for _, _, ref in asked]), strict=True):
                     ranges[i][j] = data
-        except Exception:  # whatever it was: reading clip by clip finds out, and names the clip
+        except BaseException as e:  # whatever it was: reading clip by clip finds out, and names the clip
+            if not isinstance(e, Exception) and not is_panic(e):
+                raise
             return [[self._read_one(clip, ref) for ref in clip.refs] for clip in clips]
         return ranges
 
@@ -216,23 +217,25 @@ class ClipReader:
                 raise BadSample(f"clip {clip.clip_key}: {e} (part {ref.part}, row {ref.row_id})") from e
             except SystemFailure:
                 raise
-            except Exception as e:
+            except BaseException as e:
+                if not isinstance(e, Exception) and not is_panic(e):
+                    raise
                 self._raise_if_permanent(clip, ref, e)
                 if i == TRIES:
                     raise SystemFailure(
-                        f"cannot read clip {clip.clip_key}, tried {TRIES} times: {_first_line(e)}"
+                        f"cannot read clip {clip.clip_key}, tried {TRIES} times: {native_line(e)}"
                     ) from e
             time.sleep(WAIT_SECONDS * i)
         raise AssertionError("unreachable")
 
-    def _raise_if_permanent(self, clip: ClipRef, ref: BlobRef, error: Exception) -> None:
+    def _raise_if_permanent(self, clip: ClipRef, ref: BlobRef, error: BaseException) -> None:
         where = f"clip {clip.clip_key}: its frames row (part {ref.part}, row {ref.row_id})"
         if self._parts.take(ref.part, [ref.row_id], ["item_key"]).num_rows == 0:
             raise BadSample(f"{where} is gone") from error
         if isinstance(error, ValueError) or "fill whole buffer" in str(
             error
         ):  # a blob file cut short, or Lance's "invalid user input": the range does not fit the blob
-            raise BadSample(f"{where} does not hold bytes {ref.offset}+{ref.length}: {_first_line(error)}") from error
+            raise BadSample(f"{where} does not hold bytes {ref.offset}+{ref.length}: {native_line(error)}") from error
 
     def _pick(self, clip: ClipRef, ranges: list[bytes], wanted: Sequence[int], num_frames: int | None) -> EncodedClip:
         try:

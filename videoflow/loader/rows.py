@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from videoflow.errors import LoaderError, SystemFailure
+from videoflow.errors import LoaderError, SystemFailure, shown
 from videoflow.loader.reader import BlobRef, ClipRef, VersionSource
+from videoflow.store.damage import is_panic, native_line
 from videoflow.timeline import Grid
 
 INTEGERS = (
@@ -122,21 +123,29 @@ def load_rows(source: VersionSource, *, split: str | None, where: str | None, co
     """
     try:
         dataset = lance.dataset(source.clips_uri, storage_options=source.storage_options)
-    except Exception as e:
-        raise SystemFailure(f"cannot open version {source.id}: {str(e).splitlines()[0][:300]}") from e
+    except BaseException as e:
+        if not isinstance(e, Exception) and not is_panic(e):
+            raise
+        raise SystemFailure(f"cannot open version {source.id}: {native_line(e)}") from e
     check_columns(columns, dataset.schema, source)
     wanted = list(dict.fromkeys([*INTEGERS, "clip_key", "frames", *columns]))
     conditions = [f"({where})"] if where else []
     if split is not None:
         conditions.append("split = '" + split.replace("'", "''") + "'")
     try:
-        table = dataset.scanner(columns=wanted, filter=" AND ".join(conditions) or None).to_table()
+        scanner = dataset.scanner(columns=wanted, filter=" AND ".join(conditions) or None)
+        scanner.explain_plan()  # reads no row: it is the condition that fails
     except Exception as e:
         if not where:
-            raise SystemFailure(f"cannot read version {source.id}: {str(e).splitlines()[0][:300]}") from e
-        raise LoaderError(
-            f"filter={where!r} cannot be used on version {source.id}: {str(e).splitlines()[0][:300]}"
-        ) from e
+            raise SystemFailure(f"cannot read version {source.id}: {native_line(e)}") from e
+        raise LoaderError(f"filter={where!r} cannot be used on version {source.id}: {native_line(e)}") from e
+    try:
+        table = scanner.to_table()
+        table.validate(full=True)
+    except BaseException as e:
+        if not isinstance(e, Exception) and not is_panic(e):
+            raise
+        raise SystemFailure(f"cannot read version {source.id}: {native_line(e)}") from e
     if table.num_rows == 0:
         raise LoaderError(f"no clip of version {source.id} has {_asked(split, where)}{_splits_of(dataset, split)}")
     return VersionRows(table, columns)
@@ -162,7 +171,7 @@ def check_columns(columns: Sequence[str], schema: pa.Schema, source: VersionSour
             raise LoaderError(f"columns: {name!r} is in every batch already; leave it out")
         if name not in fit:
             raise LoaderError(
-                f"columns: version {source.id} has no single-valued column {name!r}; it has {', '.join(fit)}"
+                f"columns: version {source.id} has no single-valued column {shown(name)}; it has {', '.join(fit)}"
             )
     if EMBEDDING in columns and not source.tables.get("embeddings"):
         raise LoaderError(

@@ -13,10 +13,14 @@ from fractions import Fraction
 
 import numpy as np
 
-from videoflow.errors import LoaderError
+from videoflow.errors import LoaderError, shown
 from videoflow.timeline import divisor_step, parse_rate
 
-_PATTERN = re.compile(r"(\d+)\+(\d+)k")
+_PATTERN = re.compile(r"([0-9]{1,9})\+([0-9]{1,9})k")
+#: A sample has at most this many frames; one that no clip can fill (its last frame repeats) has at most the second.
+MAX_FRAMES, MAX_PADDED_FRAMES = 1_000_000, 1024
+#: Rates are worked out in 64-bit integers.
+MAX_RATE_PART = 1 << 31
 SHORT = ("pad", "skip", "error")
 
 
@@ -34,19 +38,21 @@ class FrameCount:
         Raises:
             LoaderError: neither of them.
         """
-        if isinstance(frames, (int, np.integer)) and not isinstance(frames, bool) and frames >= 1:
+        if isinstance(frames, (int, np.integer)) and not isinstance(frames, bool) and 1 <= frames <= MAX_FRAMES:
             return FrameCount(int(frames))
-        if frames == "whole":
+        if isinstance(frames, str) and frames == "whole":
             raise LoaderError(
                 "frames='whole' is not there yet; give a number of frames, or '1+8k' for the largest such count "
                 "that fits"
             )
         found = _PATTERN.fullmatch(frames.replace(" ", "")) if isinstance(frames, str) else None
-        if found is None or int(found[1]) < 1 or int(found[2]) < 1:
+        counts = [int(found[i]) for i in (1, 2)] if found else []
+        if not counts or not all(1 <= c <= MAX_FRAMES for c in counts):
             raise LoaderError(
-                f"frames={frames!r} cannot be used; allowed are a whole number from 1 on, or a text like '1+8k'"
+                f"frames={shown(frames)} cannot be used; allowed are a whole number from 1 to {MAX_FRAMES}, or a "
+                "text like '1+8k'"
             )
-        return FrameCount(int(found[1]), int(found[2]))
+        return FrameCount(*counts)
 
     @property
     def option(self) -> int | str:
@@ -71,7 +77,9 @@ def parse_fps(fps: object) -> Fraction | None:
     try:
         return None if fps is None else parse_rate(fps)
     except (ValueError, ZeroDivisionError) as e:
-        raise LoaderError(f"fps={fps!r} is no rate; give frames a second above 0, like 8, 29.97 or '30000/1001'") from e
+        raise LoaderError(
+            f"fps={shown(fps)} is no rate; give frames a second above 0, like 8, 29.97 or '30000/1001'"
+        ) from e
 
 
 @dataclass(frozen=True)
@@ -113,7 +121,10 @@ def grid_ratio(cache_rate: Fraction, rate: Fraction, *, allow_uneven: bool) -> F
             "too early; "
             f"rates that fit: {fit}, …; or allow_uneven=True for the last cached frame at or before each time"
         )
-    return cache_rate / rate
+    ratio = cache_rate / rate
+    if max(ratio.numerator, ratio.denominator) >= MAX_RATE_PART:
+        raise LoaderError(f"fps={rate} is too far from the cache's {cache_rate} frames/s to be worked out; round it")
+    return ratio
 
 
 def sample_clips(
@@ -143,6 +154,7 @@ def sample_clips(
         raise LoaderError(f"short={short!r} cannot be used; allowed are 'pad', 'skip' and 'error'")
     num, den = _ratios(cache_fps, fps, allow_uneven)
     available = np.maximum(-((-grid_count * den) // num), 0)  # the count of k ≥ 0 with k·num/den < grid_count
+    _check_count(frames, available)
     is_empty, is_short = grid_count < 1, available < frames.base
     if short == "error" and is_short.any():
         row = int(np.flatnonzero(is_short)[0])
@@ -160,6 +172,17 @@ def sample_clips(
         num_short=int((is_short & ~is_empty).sum()),
         num_empty=int(is_empty.sum()),
     )
+
+
+def _check_count(frames: FrameCount, available: np.ndarray) -> None:
+    """Raises LoaderError for a count that only repeated frames could fill, or that no memory holds."""
+    longest = int(available.max(initial=0))
+    most = int(frames.take(available).max(initial=0))
+    if most > MAX_FRAMES or frames.base > max(longest, MAX_PADDED_FRAMES):
+        raise LoaderError(
+            f"frames={frames.option!r} asks for {most} frames of a clip, but the longest clip has {longest} at this "
+            f"rate; allowed are up to {min(max(longest, MAX_PADDED_FRAMES), MAX_FRAMES)} (shorter clips are padded)"
+        )
 
 
 def _ratios(

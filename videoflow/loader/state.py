@@ -14,7 +14,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from videoflow.errors import LoaderError, StateMismatch
+from videoflow.errors import LoaderError, StateMismatch, shown
 from videoflow.loader.order import ORDER_FORMAT
 
 STATE_FORMAT = 1
@@ -81,11 +81,7 @@ class LoaderState:
             LoaderError: it is no loader state, or one of a newer format.
         """
         mine = self.to_dict()
-        missing = sorted(mine.keys() - state.keys())
-        if missing:
-            raise LoaderError(
-                f"this is no loader state: it lacks {', '.join(missing)}; give what loader.state_dict() returned"
-            )
+        _check_form(state, mine)
         if state["format"] != STATE_FORMAT:
             raise LoaderError(
                 f"the loader state has format {state['format']}, this videoflow reads {STATE_FORMAT}; use the "
@@ -97,12 +93,26 @@ class LoaderState:
                 f"the loader state does not fit this loader: {'; '.join(changes)} (old → new). "
                 "Make the loader as it was, or start anew without the state"
             )
-        epoch, step = int(state["epoch"]), int(state["step"])
+        epoch, step = state["epoch"], state["step"]
         if epoch < 0 or not 0 <= step < max(1, steps_per_epoch):
             raise LoaderError(
                 f"the loader state stands at epoch {epoch}, step {step}, but an epoch has {steps_per_epoch} steps"
             )
         return LoaderState(self.version, self.version_digest, self.config, epoch, step)
+
+
+def _check_form(state: Any, mine: Mapping[str, Any]) -> None:
+    """Raises LoaderError for what `to_dict` did not write; ``mine`` is such a state."""
+    ask = "give what loader.state_dict() returned"
+    if not isinstance(state, Mapping):
+        raise LoaderError(f"this is no loader state but {type(state).__name__}; {ask}")
+    missing = sorted(mine.keys() - state.keys())
+    if missing:
+        raise LoaderError(f"this is no loader state: it lacks {', '.join(missing)}; {ask}")
+    for name, value in mine.items():
+        kind = Mapping if isinstance(value, dict) else type(value)
+        if not isinstance(state[name], kind) or isinstance(state[name], bool):
+            raise LoaderError(f"this is no loader state: its {name} is {shown(state[name])}; {ask}")
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

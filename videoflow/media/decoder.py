@@ -20,6 +20,41 @@ from videoflow.errors import MediaError
 from videoflow.media.container import choose_stream, open_media
 from videoflow.timeline import lower_median
 
+#: FFmpeg's names of elementary streams: bytes of a codec without a container, and so without timestamps.
+ELEMENTARY = frozenset("h264 hevc vvc evc obu m4v h263 h261 cavsvideo avs2 avs3 dirac vc1".split())
+
+
+class SteadyClock:
+    """Timestamps for an elementary stream, as the FFmpeg command line gives them: frame i is shown at i steps, a step
+    being what the stream's own headers say, or 1/25 s.
+
+    Packets have no time of their own, so damage is told by frames: from the next one that comes out after a packet
+    failed, up to a keyframe that comes out.
+    """
+
+    def __init__(self) -> None:
+        self.damage: list[tuple[int, int]] = []
+        self._next = 0
+        self._open: int | None = None
+
+    def failed(self) -> None:
+        """A packet does not decode."""
+        self._open = self._next if self._open is None else self._open
+
+    def stamp(self, frame: av.VideoFrame, step: int) -> None:
+        """Give a frame its time."""
+        frame.pts, self._next = self._next, self._next + step
+        if self._open is not None and frame.key_frame:
+            if self._open < frame.pts:
+                self.damage.append((self._open, frame.pts))
+            self._open = None
+
+    def intervals(self) -> tuple[tuple[int, int], ...]:
+        """All damage; an open interval reaches to the end."""
+        return tuple(
+            self.damage if self._open is None else [*self.damage, (self._open, max(self._next, self._open + 1))]
+        )
+
 
 class DamageTracker:
     """Turns packet results, in decode order, into half-open pts intervals.
@@ -107,6 +142,7 @@ class Decoder:
             MediaError: ``truncated`` (no frame decodes), ``bad_timestamps``, ``encrypted``, ``io_error``.
         """
         tracker = DamageTracker()
+        clock = SteadyClock() if self.container.format.name in ELEMENTARY else None
         durations = 0
         for packet in self._packets(tracker):
             if packet.size:
@@ -121,7 +157,11 @@ class Decoder:
                 self.tally.failed_packets += 1
             if packet.size:
                 tracker.packet(_packet_time(packet), keyframe=bool(packet.is_keyframe), ok=ok)
+                if clock is not None and not ok:
+                    clock.failed()
             for frame in decoded:
+                if clock is not None:
+                    clock.stamp(frame, self._step(frame))
                 if frame.pts is None or (self.tally.pts and frame.pts <= self.tally.pts[-1]):
                     self.tally.dropped_frames += 1
                     continue
@@ -129,6 +169,13 @@ class Decoder:
                 durations = durations or int(frame.duration or 0)
                 yield frame
         self._finish(tracker, durations)
+        if clock is not None:
+            self.tally.damage = clock.intervals()
+
+    def _step(self, frame: av.VideoFrame) -> int:
+        """Time from a frame to the next where the stream has no timestamps."""
+        rate = Fraction(self.stream.guessed_rate or 25)
+        return int(frame.duration or 0) or max(1, int(1 / (rate * self.time_base)))
 
     def _packets(self, tracker: DamageTracker) -> Iterator[Any]:
         """Packets in decode order; a demuxer that breaks off ends the stream and opens a damage interval."""

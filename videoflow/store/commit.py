@@ -19,7 +19,9 @@ from typing import Any
 import lance
 from lance.fragment import FragmentMetadata
 
+from videoflow.errors import DamagedCatalog
 from videoflow.keys import digest
+from videoflow.store.damage import parsed
 from videoflow.store.layout import Root, staging_prefix
 from videoflow.store.ledger import QUARANTINED, ItemResult, Ledger
 from videoflow.store.swap import TableHead
@@ -70,7 +72,11 @@ def stage_unit(root: Root, record: UnitRecord) -> UnitRecord:
     root.put_new(record.path, record.to_json())
     there = root.get_json(record.path)
     # Gone already: a committer was faster than this look, and what it committed was the record that was there.
-    return UnitRecord.from_json(there) if there else record
+    return _parsed(root, record.path, there) if there else record
+
+
+def _parsed(root: Root, path: str, data: dict[str, Any]) -> UnitRecord:
+    return parsed(root.url, path, lambda: UnitRecord.from_json(data))
 
 
 class Committer:
@@ -86,9 +92,13 @@ class Committer:
         """Commit what other processes staged and left behind; how many records there were."""
         records = []
         for path in self._root.paths(staging_prefix(stage, fingerprint)):
-            data = self._root.get_json(path)
-            if data:
-                records.append(UnitRecord.from_json(data))
+            if not path.endswith(".json"):
+                continue
+            try:
+                data = self._root.get_json(path)
+                records += [_parsed(self._root, path, data)] if data is not None else []
+            except DamagedCatalog:  # nobody can commit it: its unit is computed again
+                self._root.delete(path)
         self.commit(records)
         return len(records)
 

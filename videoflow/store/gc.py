@@ -17,8 +17,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import PurePosixPath
+from typing import Any
 
-from videoflow.store.layout import LEDGER, SOURCES, Root, StoredObject, version_dir
+from videoflow.store.damage import check_record, parsed, reading
+from videoflow.store.layout import (
+    LEDGER,
+    SOURCES,
+    Root,
+    StoredObject,
+    is_fingerprint,
+    part_number,
+    part_path,
+    version_dir,
+    version_number,
+)
 from videoflow.store.ledger import Ledger
 from videoflow.store.writer import open_table
 
@@ -48,8 +60,8 @@ class Garbage:
 
 def artifact_tables(root: Root) -> list[tuple[str, str]]:
     """(table, fingerprint) of every artifact table below the root."""
-    tables = [t for t in root.list_dirs("") if t not in NO_TABLES]
-    return [(t, fp) for t in tables for fp in root.list_dirs(t)]
+    tables = [t for t in root.list_dirs("") if t not in NO_TABLES and not t.startswith(".")]
+    return [(t, fp) for t in tables for fp in root.list_dirs(t) if is_fingerprint(fp)]
 
 
 def by_part(objects: Iterable[StoredObject], folder: str) -> dict[str, list[StoredObject]]:
@@ -57,7 +69,7 @@ def by_part(objects: Iterable[StoredObject], folder: str) -> dict[str, list[Stor
     parts: dict[str, list[StoredObject]] = {}
     for o in objects:
         name = o.path[len(folder) + 1 :].split("/", 1)[0]
-        if name.endswith(".lance"):
+        if part_number(name) is not None:
             parts.setdefault(f"{folder}/{name}", []).append(o)
     return parts
 
@@ -80,7 +92,8 @@ def is_table(objects: Iterable[StoredObject], part: str) -> bool:
 
 def stems_in_use(root: Root, part: str) -> set[str]:
     """Stems of the data files that the current manifest names."""
-    fragments = open_table(root, part).get_fragments()
+    with reading(root.url, part):
+        fragments = open_table(root, part).get_fragments()
     return {PurePosixPath(f.path).name.removesuffix(".lance") for each in fragments for f in each.data_files()}
 
 
@@ -137,7 +150,7 @@ def _records(root: Root, ledger: Ledger, cutoff: datetime) -> tuple[list[Garbage
     units: dict[tuple[str, str], set[str]] = {}
     for o in root.objects(STAGING):
         _, *where, name = o.path.split("/")
-        if len(where) != 2:  # not a unit's: what is left of a probe of the store
+        if len(where) != 2 or not is_fingerprint(where[1]):  # not a unit's: what is left of a probe of the store
             if o.modified < cutoff:
                 stale.append(Garbage(STAGING, o.path, (o,)))
             continue
@@ -147,18 +160,23 @@ def _records(root: Root, ledger: Ledger, cutoff: datetime) -> tuple[list[Garbage
         if o.modified < cutoff and name.removesuffix(".json") in units[stage, fingerprint]:
             stale.append(Garbage(STAGING, o.path, (o,)))
             continue
-        record = root.get_json(o.path) or {"fragments": []}  # gone: committed meanwhile, the manifest names its files
-        for fragment in map(json.loads, record["fragments"]):
-            target = record["target"]
-            part = f"{target['table']}/{target['fingerprint']}/part-{target['part']:05d}.lance"
-            names = {PurePosixPath(f["path"]).name.removesuffix(".lance") for f in fragment["files"]}
+        record = root.get_json(o.path) if name.endswith(".json") else None
+        if record is not None:  # else committed meanwhile: the manifest names its files
+            part, names = parsed(root.url, o.path, lambda record=record: _files_of(record))  # type: ignore[misc]
             stems.setdefault(part, set()).update(names)
     return stale, stems
 
 
+def _files_of(record: dict[str, Any]) -> tuple[str, set[str]]:
+    """The part that a staged record writes to, and the stems of its data files."""
+    target, fragments = record["target"], [json.loads(f) for f in record["fragments"]]
+    part = part_path(str(target["table"]), str(target["fingerprint"]), int(target["part"]))
+    return part, {PurePosixPath(f["path"]).name.removesuffix(".lance") for each in fragments for f in each["files"]}
+
+
 def _unpublished(root: Root, cutoff: datetime) -> Iterator[Garbage]:
     for name in root.list_dirs("versions"):
-        for number in root.list_dirs(f"versions/{name}"):
+        for number in filter(version_number, root.list_dirs(f"versions/{name}")):
             folder = f"versions/{name}/{number}"
             objects = root.objects(folder)
             published = any(o.path == f"{folder}/version.json" for o in objects)
@@ -170,8 +188,10 @@ def published(root: Root) -> dict[str, dict[str, object]]:
     """The manifests of published versions, by ``name@n``."""
     found: dict[str, dict[str, object]] = {}
     for name in root.list_dirs("versions"):
-        for number in root.list_dirs(f"versions/{name}"):
-            manifest = root.get_json(f"{version_dir(name, int(number))}/version.json") if number.isdigit() else None
+        for number in filter(version_number, root.list_dirs(f"versions/{name}")):
+            path = f"{version_dir(name, int(number))}/version.json"
+            manifest = root.get_json(path)
             if manifest is not None:
+                check_record(root.url, path, manifest, {"tables": dict, "fingerprints": dict})
                 found[f"{name}@{number}"] = manifest
     return found

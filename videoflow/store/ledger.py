@@ -18,6 +18,7 @@ from lance.commit import CommitConflictError
 
 from videoflow.store import schemas
 from videoflow.store.layout import LEDGER, Root
+from videoflow.store.reader import read_rows
 from videoflow.store.states import COLUMNS, DONE, FILTERED, NOWHERE, QUARANTINED, RETRY, LedgerRow, States, newest
 from videoflow.store.writer import append_rows, open_table, storage_failure
 
@@ -101,7 +102,7 @@ class Ledger:
         return {u or "" for u in units.unique().to_pylist()}
 
     def table(self, columns: list[str], where: str | None = None) -> pa.Table:
-        return open_table(self._root, LEDGER).to_table(columns=columns, filter=where)
+        return read_rows(self._root, LEDGER, columns, where)
 
     def tidy(self) -> None:
         """Make few fragments of many: every commit of a unit appends one, and a reader opens each. Appends go on

@@ -1,18 +1,44 @@
-"""Rows of artifact tables by item key, for planning, for stages that read rows, and for publishing versions."""
+"""Rows of Lance tables below the root, read in one place; of artifact tables by item key, for planning, for stages that
+read rows, and for publishing versions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from videoflow.store.damage import damaged, reading
 from videoflow.store.layout import Root
 from videoflow.store.writer import open_table
 
 #: Up to this many keys are pushed down as a filter; beyond it the table is scanned and filtered here.
 MAX_PUSHED_KEYS = 2000
 PART, ROW_ID = "_part", "_rowid"
+
+
+def read_rows(
+    root: Root,
+    path: str,
+    columns: Sequence[str] | None = None,
+    where: str | None = None,
+    *,
+    with_row_ids: bool = False,
+    dataset: lance.LanceDataset | None = None,
+) -> pa.Table:
+    """Rows of a table (``dataset``, if it is open already), checked to be what Arrow says they are.
+
+    Raises:
+        DamagedCatalog: they cannot be read.
+    """
+    with reading(root.url, path):
+        table = (dataset or open_table(root, path)).to_table(
+            columns=None if columns is None else list(columns), filter=where, with_row_id=with_row_ids
+        )
+        table.validate(full=True)  # text that is no UTF-8, lists that point beyond their end
+        return table
 
 
 def rows_of(
@@ -28,21 +54,27 @@ def rows_of(
 
     Blob columns are left out. ``where``: a filter besides. ``with_row_ids`` adds ``_rowid`` (stable row id) and
     ``_part`` (position in ``parts``).
+
+    Raises:
+        DamagedCatalog: a part cannot be read.
     """
-    tables = []
+    tables = [pa.table({"item_key": pa.array([], pa.string())})] if not parts else []
     for number, path in enumerate(parts):
         dataset = open_table(root, path)
+        lost = [c for c in columns or () if c not in dataset.schema.names]
+        if lost:
+            raise damaged(root.url, path, f"its schema lacks {', '.join(lost)}")
         light = [f.name for f in dataset.schema if not isinstance(f.type, pa.ExtensionType)]
         wanted = light if columns is None else [c for c in columns if c in light]
-        table = dataset.to_table(
-            columns=list(dict.fromkeys(["item_key", *wanted])), filter=_filter(keys, where), with_row_id=with_row_ids
-        )
+        named = list(dict.fromkeys(["item_key", *wanted]))
+        table = read_rows(root, path, named, _filter(keys, where), with_row_ids=with_row_ids, dataset=dataset)
         if len(keys) > MAX_PUSHED_KEYS:
             table = table.filter(pc.is_in(table["item_key"], value_set=_array(keys)))
         if with_row_ids:
             table = table.append_column(PART, pa.array([number] * len(table), pa.int32()))
         tables.append(table)
-    return pa.concat_tables(tables, promote_options="default")
+    with reading(root.url, parts[0] if parts else ""):
+        return pa.concat_tables(tables, promote_options="default")
 
 
 def _filter(keys: Collection[str] | pa.Array, where: str | None) -> str | None:

@@ -15,6 +15,7 @@ import lance
 from lance.commit import CommitConflictError
 from lance.fragment import FragmentMetadata
 
+from videoflow.store.damage import reading
 from videoflow.store.layout import Root
 from videoflow.store.writer import open_table, storage_failure
 
@@ -48,7 +49,9 @@ class TableHead:
         known = self._looked
         since = known.stop - 1 if known and known.start <= version + 1 else version
         if newest > since:
-            for back, transaction in enumerate(self.dataset.get_transactions(newest - since)):  # newest first
+            with reading(self._root.url, self._path):
+                newest_first = self.dataset.get_transactions(newest - since)
+            for back, transaction in enumerate(newest_first):
                 properties = transaction.transaction_properties if transaction is not None else None
                 for unit in json.loads((properties or {}).get(UNITS_PROPERTY, "[]")):
                     self._units[unit] = max(newest - back, self._units.get(unit, 0))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from videoflow.store.damage import reading
 from videoflow.store.gc import Garbage, artifact_tables, by_part, find_garbage, is_table, published
 from videoflow.store.layout import CATALOG_FILE, LEDGER, SOURCES, Root, StoredObject
 from videoflow.store.ledger import Ledger
@@ -55,7 +56,7 @@ def usage(root: Root, ledger: Ledger, *, now: datetime) -> list[Usage]:
     lines = []
     for table, fingerprint in artifact_tables(root):
         users = tuple(v for v, m in manifests.items() if _uses(m, table, fingerprint))
-        note = root.get_json(f"{table}/{fingerprint}/fingerprint.json") or {}
+        note = root.peek_json(f"{table}/{fingerprint}/fingerprint.json") or {}
         stage = str(note.get("stage") or next((s for s, fp in stages if fp == fingerprint), ""))
         is_newest = newest.get(stage, fingerprint) == fingerprint
         folder = f"{table}/{fingerprint}"
@@ -68,7 +69,16 @@ def usage(root: Root, ledger: Ledger, *, now: datetime) -> list[Usage]:
         lines.append(
             Usage(VERSION, folder, "", *_counts(root, [f"{folder}/clips.lance"]), **_sizes(root.objects(folder)))
         )
-    return [*lines, *_others(root, garbage)]
+    lines += _others(root, garbage)
+    return [*lines, *_strays(root, lines)]
+
+
+def _strays(root: Root, lines: list[Usage]) -> Iterator[Usage]:
+    """What somebody else put below the root: folders of editors and file managers, notes."""
+    ours = tuple(f"{u.path.split(' ')[0]}/" for u in lines)
+    found = [o for o in root.objects("") if not o.path.startswith(ours) and o.path != CATALOG_FILE]
+    if found:
+        yield Usage(OTHER, "files that are not the catalog's", rows=len(found), **_sizes(found))
 
 
 def _others(root: Root, garbage: list[Garbage]) -> Iterator[Usage]:
@@ -86,8 +96,12 @@ def _others(root: Root, garbage: list[Garbage]) -> Iterator[Usage]:
 
 def _counts(root: Root, parts: Iterable[str]) -> tuple[int, int]:
     """Rows and fragments of Lance tables together."""
-    datasets = [open_table(root, part) for part in parts]
-    return sum(d.count_rows() for d in datasets), sum(len(d.get_fragments()) for d in datasets)
+    rows = fragments = 0
+    for part in parts:
+        with reading(root.url, part):
+            dataset = open_table(root, part)
+            rows, fragments = rows + dataset.count_rows(), fragments + len(dataset.get_fragments())
+    return rows, fragments
 
 
 def _sizes(objects: Iterable[StoredObject], garbage: Iterable[Garbage] = ()) -> dict[str, Any]:

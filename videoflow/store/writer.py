@@ -14,7 +14,8 @@ import pyarrow as pa
 from lance.fragment import write_fragments
 
 from videoflow.errors import SystemFailure
-from videoflow.store.layout import Root, part_path
+from videoflow.store.damage import native_line, reading
+from videoflow.store.layout import Root, part_number, part_path
 from videoflow.store.schemas import DATA_STORAGE_VERSION
 
 #: A table closes at this many fragments and its next part begins: a manifest costs 200 bytes a fragment at every
@@ -41,19 +42,17 @@ class Target:
 def parts_of(root: Root, table: str, fingerprint: str) -> list[int]:
     """Numbers of the parts a table has, in order."""
     names = root.list_dirs(f"{table}/{fingerprint}")
-    return sorted(int(n[5:-6]) for n in names if n.startswith("part-") and n.endswith(".lance"))
+    return sorted(n for n in map(part_number, names) if n is not None)
 
 
 def open_table(root: Root, path: str, *, version: int | None = None) -> lance.LanceDataset:
     """A Lance table below the root.
 
     Raises:
-        SystemFailure: it cannot be opened.
+        DamagedCatalog: it cannot be opened.
     """
-    try:
+    with reading(root.url, path):
         return lance.dataset(root.uri(path), version=version, storage_options=root.lance_options())
-    except (ValueError, OSError) as e:
-        raise storage_failure(f"cannot open {root.uri(path)}", e) from e
 
 
 def create_table(root: Root, path: str, schema: pa.Schema) -> None:
@@ -132,7 +131,7 @@ def append_rows(root: Root, path: str, table: pa.Table) -> None:
 
 def storage_failure(what: str, e: Exception) -> SystemFailure:
     """One line for a storage error; a full disk is called one."""
-    text = " ".join(str(e).split())
+    text = native_line(e)
     if getattr(e, "errno", None) == errno.ENOSPC or "No space left" in text or "os error 28" in text:
         return SystemFailure(f"{what}: the disk is full; make room and run the same command again")
-    return SystemFailure(f"{what}: {text[:300]}")
+    return SystemFailure(f"{what}: {text}")
