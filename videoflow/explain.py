@@ -20,7 +20,7 @@ from videoflow.recipe import BuiltStage, Recipe
 from videoflow.store.gc import artifact_tables
 from videoflow.store.layout import Root
 from videoflow.store.ledger import QUARANTINED
-from videoflow.store.writer import open_table, parts_of
+from videoflow.store.writer import parts_of, read_table
 
 _COLUMNS = ["stage", "fingerprint", "item_key", "video_key", "input_digest", "rows", "state", "class", "message", "job"]
 
@@ -87,7 +87,7 @@ def _video_of_clip(root: Root, clip_key: str) -> str | None:
     for table, fp in artifact_tables(root):
         for part in parts_of(root, table, fp) if table == CLIPS else []:
             path = f"{table}/{fp}/part-{part:05d}.lance"
-            found = open_table(root, path).to_table(columns=["video_key"], filter=f"clip_key = {quoted(clip_key)}")
+            found = read_table(root, path, columns=["video_key"], filter=f"clip_key = {quoted(clip_key)}")
             if len(found):
                 return str(found["video_key"][0])
     return None

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -21,6 +22,7 @@ from urllib.parse import urlsplit, urlunsplit
 from videoflow.errors import MissingExtra, SourceError, SystemFailure
 from videoflow.manifest import MANIFEST_EXTENSIONS, ManifestRow, read_manifest
 from videoflow.media.container import HEAD_BYTES, sniff
+from videoflow.persist import fsspec_options, persist, storage_failure
 
 VIDEO_EXTENSIONS = frozenset(
     ".mp4 .m4v .mov .qt .mkv .webm .avi .flv .f4v .wmv .asf .mpg .mpeg .mpe .m2v .m2ts .mts .ts .vob .ogv .ogm .ogg "
@@ -188,19 +190,19 @@ def _scan_remote(source: str, ignored: dict[str, None], prefixes: list[str]) -> 
     shown = printable(source)
     try:
         if any(c in source for c in "*?["):
-            found = fs.glob(root, detail=True)
-        elif fs.isfile(root):
+            found = persist(lambda: fs.glob(root, detail=True))
+        elif persist(lambda: fs.isfile(root)):
             if Path(root).suffix.lower() in MANIFEST_EXTENSIONS:
                 yield from _from_manifest(source)
                 return
-            found = {root: fs.info(root)}
+            found = {root: persist(lambda: fs.info(root))}
         else:
-            found = fs.find(root, detail=True)
+            found = persist(lambda: fs.find(root, detail=True))
             prefixes.append(shown.rstrip("/") + "/")
     except FileNotFoundError as e:
         raise SourceError(f"source {shown} does not exist") from e
-    except (OSError, PermissionError) as e:
-        raise SystemFailure(f"cannot list {shown}: {type(e).__name__}: {str(e).splitlines()[0][:200]}") from e
+    except OSError as e:
+        raise storage_failure(f"cannot list {shown}", e) from e
     for path in sorted(found):
         info, url = found[path], fs.unstrip_protocol(path)
         if info.get("type") == "directory":
@@ -208,7 +210,8 @@ def _scan_remote(source: str, ignored: dict[str, None], prefixes: list[str]) -> 
         suffix = Path(path).suffix.lower()
         known = suffix in VIDEO_EXTENSIONS - AMBIGUOUS_EXTENSIONS
         if not known and (
-            suffix in SIDECAR_EXTENSIONS - AMBIGUOUS_EXTENSIONS or sniff(fs.head(path, HEAD_BYTES)) is None
+            suffix in SIDECAR_EXTENSIONS - AMBIGUOUS_EXTENSIONS
+            or sniff(persist(partial(fs.head, path, HEAD_BYTES))) is None
         ):
             ignored[printable(url)] = None
             continue
@@ -230,7 +233,7 @@ def _manifest_file(row: ManifestRow) -> SourceFile:
         return _local_file(row.location)
     fs, path = filesystem(row.location)
     try:
-        return _remote_file(row.location, fs.info(path))
+        return _remote_file(row.location, persist(lambda: fs.info(path)))
     except FileNotFoundError:
         return SourceFile(printable(row.location), row.location, problem="no such object")
     except OSError as e:
@@ -246,7 +249,7 @@ def filesystem(url: str) -> tuple[Any, str]:
     import fsspec
 
     try:
-        fs, path = fsspec.core.url_to_fs(url)
+        fs, path = fsspec.core.url_to_fs(url, **fsspec_options(url))
     except ImportError as e:
         protocol = url.split("://", 1)[0]
         raise MissingExtra(f"the fsspec driver for {protocol}://", needed_for=printable(url), extra="s3") from e

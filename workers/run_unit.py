@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from videoflow.stage import ClipFrames, ClipStage, Item, PassConsumer, Product, 
 from videoflow.store.commit import UnitRecord, stage_unit, unit_id
 from videoflow.store.ledger import DONE, FILTERED, QUARANTINED, ItemResult
 from videoflow.store.reader import rows_of
-from videoflow.store.writer import write_rows
+from videoflow.store.writer import open_target, write_rows
 from videoflow.unit import ClipItem, DecodeItem, RowsItem, StageWork, Unit, UnitReport
 from workers.sandbox import DecodedVideo, Sandbox, spool_folder
 
@@ -150,12 +150,12 @@ class UnitRunner:
                     damage=outcome.damage,
                 )
             )
-        rows = (
-            batch
-            for (_, outcome), result in zip(outcomes, results, strict=True)
-            if result.rows and isinstance(outcome, DecodedVideo)
-            for batch in _spooled(work.stage, result, outcome)
-        )
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            for (_, outcome), result in zip(outcomes, results, strict=True):
+                if result.rows and isinstance(outcome, DecodedVideo):
+                    yield from _spooled(work.stage, result, outcome)
+
         return _stage(unit, work, results, rows)
 
     # -- rows of other stages ----------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class UnitRunner:
             results.append(result)
             stream = next((r["stream"] for found in mine.values() for r in found), -1)
             rows += [{**_head(result, stream), **row} for row in product.rows if result.rows]
-        record = _stage(unit, work, results, _batches(work.stage.schema(), rows))
+        record = _stage(unit, work, results, lambda: _batches(work.stage.schema(), rows))
         return _report(record)
 
     # -- cached frames of clips --------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class UnitRunner:
                 result = _result(item, product)
                 results.append(result)
                 rows += [{**_head(result, item.stream), **row} for row in product.rows if result.rows]
-        record = _stage(unit, work, results, _batches(work.stage.schema(), rows))
+        record = _stage(unit, work, results, lambda: _batches(work.stage.schema(), rows))
         return _report(record)
 
     def _products(self, stage: ClipStage, reader: ClipReader, batch: Sequence[ClipItem]) -> list[Product | MediaError]:
@@ -297,10 +297,13 @@ def _report(record: UnitRecord) -> UnitReport:
     return UnitReport((record,), items=len(record.items), quarantined=bad)
 
 
-def _stage(unit: Unit, work: StageWork, results: list[ItemResult], batches: Iterator[pa.RecordBatch]) -> UnitRecord:
-    fragments = write_rows(unit.root, work.target, work.stage.schema(), batches, expected=sum(r.rows for r in results))
-    name = unit_id(work.target.stage, work.fingerprint, (r.item_key for r in results))
-    return stage_unit(unit.root, UnitRecord(name, work.target, tuple(results), tuple(fragments), unit.job))
+def _stage(
+    unit: Unit, work: StageWork, results: list[ItemResult], batches: Callable[[], Iterator[pa.RecordBatch]]
+) -> UnitRecord:
+    target = open_target(unit.root, work.target)
+    fragments = write_rows(unit.root, target, work.stage.schema(), batches, expected=sum(r.rows for r in results))
+    name = unit_id(target.stage, work.fingerprint, (r.item_key for r in results))
+    return stage_unit(unit.root, UnitRecord(name, target, tuple(results), tuple(fragments), unit.job))
 
 
 def _batches(schema: pa.Schema, rows: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:

@@ -106,7 +106,7 @@ def write_big(target: Target, catalog: Catalog, key: str) -> tuple[list[str], It
     def batches() -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays(columns, schema=FRAMES)
 
-    fragments = write_rows(catalog.root, target, FRAMES, batches(), expected=1)
+    fragments = write_rows(catalog.root, target, FRAMES, batches, expected=1)
     return fragments, ItemResult(key, key, "d", "out", 1)
 
 

@@ -19,12 +19,9 @@ import lance
 import numpy as np
 
 from videoflow.errors import BadSample, SystemFailure
+from videoflow.persist import TRIES, WAIT_SECONDS, storage_failure, told
 from videoflow.store.blobs import Record, iter_records
 from videoflow.timeline import Grid
-
-#: How often storage is asked in all, and how long to wait before asking again (times 1, 2, …).
-TRIES = 3
-WAIT_SECONDS = 0.5
 
 
 class VersionSource(Protocol):
@@ -145,12 +142,8 @@ def _persist(work: Callable[[], Any], what: str) -> Any:
             return work()
         except Exception as e:  # Lance raises OSError, ValueError and RuntimeError for the same faults
             if i == TRIES:
-                raise SystemFailure(f"cannot {what}, tried {TRIES} times: {_first_line(e)}") from e
+                raise storage_failure(f"cannot {what}, tried {TRIES} times", e) from e
         time.sleep(WAIT_SECONDS * i)
-
-
-def _first_line(e: BaseException) -> str:
-    return (str(e).splitlines() or [type(e).__name__])[0][:300]
 
 
 class ClipReader:
@@ -219,9 +212,7 @@ class ClipReader:
             except Exception as e:
                 self._raise_if_permanent(clip, ref, e)
                 if i == TRIES:
-                    raise SystemFailure(
-                        f"cannot read clip {clip.clip_key}, tried {TRIES} times: {_first_line(e)}"
-                    ) from e
+                    raise storage_failure(f"cannot read clip {clip.clip_key}, tried {TRIES} times", e) from e
             time.sleep(WAIT_SECONDS * i)
         raise AssertionError("unreachable")
 
@@ -232,7 +223,7 @@ class ClipReader:
         if isinstance(error, ValueError) or "fill whole buffer" in str(
             error
         ):  # a blob file cut short, or Lance's "invalid user input": the range does not fit the blob
-            raise BadSample(f"{where} does not hold bytes {ref.offset}+{ref.length}: {_first_line(error)}") from error
+            raise BadSample(f"{where} does not hold bytes {ref.offset}+{ref.length}: {told(error)}") from error
 
     def _pick(self, clip: ClipRef, ranges: list[bytes], wanted: Sequence[int], num_frames: int | None) -> EncodedClip:
         try:

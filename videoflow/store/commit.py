@@ -5,15 +5,20 @@ tells whose it is). Committer, any process, no lease: read the table's version, 
 the properties of the table's later transactions, commit the rest by compare-and-swap (`Merge` of all old fragments and
 the new ones at exactly that version), start over on conflict; then append to the ledger; then delete the records.
 Plain `Append` never conflicts and would commit twice. Nothing is ever decided by file path.
+
+A full part of a table is closed before the next one begins. Units staged for a closed part are given up: a fragment
+cannot move, so the job plans their items anew; workers look up the open part before they write, so it is seldom.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import lance
@@ -21,9 +26,11 @@ from lance.commit import CommitConflictError
 from lance.fragment import FragmentMetadata
 
 from videoflow.keys import digest
-from videoflow.store.layout import Root, staging_prefix
+from videoflow.persist import TRIES, WAIT_SECONDS, insist, is_passing, storage_failure
+from videoflow.store import writer
+from videoflow.store.layout import Root, part_path, staging_prefix
 from videoflow.store.ledger import ItemResult, Ledger
-from videoflow.store.writer import Target, open_table, storage_failure
+from videoflow.store.writer import Target, is_closed, open_table, read_table, swap_fragments
 
 #: Item keys asked for in one filter.
 KEYS_AT_ONCE = 1000
@@ -107,20 +114,24 @@ class Committer:
             by_target[record.target.path].append(record)
         for group in by_target.values():
             fresh, late = self._commit_table(group[0].target, group)
-            entries = [(r.target.stage, r.target.fingerprint, r.unit, i) for r in fresh + late for i in r.items]
+            stage, fingerprint = group[0].target.stage, group[0].target.fingerprint
+            if late:  # where the ledger has them too, what it says is of the rows that are in the table
+                there = self._ledger.units(stage, fingerprint)
+                late = [r for r in late if r.unit not in there]
+            entries = [(stage, fingerprint, r.unit, i) for r in fresh + late for i in r.items]
             self._ledger.append(entries, job=group[0].job, attempt=group[0].attempt)
-            key = (group[0].target.stage, group[0].target.fingerprint)
-            self._known(*key).update(r.unit for r in group)
+            self._known(stage, fingerprint).update(r.unit for r in fresh + late)
             for record in group:
                 self._root.delete(record.path)
 
     def _commit_table(self, target: Target, records: list[UnitRecord]) -> tuple[list[UnitRecord], list[UnitRecord]]:
-        """Compare-and-swap until the table holds all units: (committed now, committed earlier but not in the
+        """Compare-and-swap until the table holds all units: (committed now, committed earlier but perhaps not in the
         ledger).
         """
         in_ledger = self._known(target.stage, target.fingerprint)
         wanted = {r.unit: r for r in records if r.unit not in in_ledger}
         late: list[UnitRecord] = []
+        failed = 0
         while wanted:
             dataset = open_table(self._root, target.path)
             committed = self._units_in_transactions(dataset, min(r.target.since_version for r in records))
@@ -128,62 +139,75 @@ class Committer:
                 # A commit from before the record was staged is of an earlier unit with the same items (a retry).
                 if unit in wanted and version > wanted[unit].target.since_version:
                     late.append(wanted.pop(unit))
+            if is_closed(dataset):
+                return [], late
             self._drop_doubles(target, wanted, dataset)
             fragments = [FragmentMetadata.from_json(f) for r in wanted.values() for f in r.fragments]
-            if not fragments or self._swap(dataset, fragments, list(wanted), target.path):
-                break
+            try:
+                if not fragments or self._swap(dataset, fragments, list(wanted), target):
+                    break
+            except OSError as e:  # carried out or not: the next look at the table's transactions tells
+                failed += 1
+                if failed == TRIES or not is_passing(e):
+                    raise storage_failure(f"cannot commit to {dataset.uri}", e) from e
+                time.sleep(WAIT_SECONDS * failed)
         return list(wanted.values()), late
 
     def _drop_doubles(self, target: Target, wanted: dict[str, UnitRecord], dataset: lance.LanceDataset) -> None:
         """Leave out units any of whose items another unit has brought: the job plans the rest of them anew.
 
         The ledger is behind the table between another committer's swap and its append, so where the table was changed
-        by others, the very version that is about to be swapped is asked.
+        by others, the very version that is about to be swapped is asked, and the closed parts before it.
         """
         if not wanted:
             return
         states = self._ledger.states(target.stage, target.fingerprint)
         taken: set[str] = {k for k, row in states.items() if row.state != "quarantined"}
         if self._own_version.get(target.path) != dataset.version:
-            mine = sorted({i.item_key for r in wanted.values() for i in r.items if i.rows})
-            for at in range(0, len(mine), KEYS_AT_ONCE):
-                some = ", ".join(f"'{k}'" for k in mine[at : at + KEYS_AT_ONCE])
-                found = dataset.to_table(columns=["item_key"], filter=f"item_key IN ({some})")
-                taken.update(found["item_key"].to_pylist())
+            taken |= self._keys_in_table(
+                target, dataset, [i.item_key for r in wanted.values() for i in r.items if i.rows]
+            )
         for unit, record in list(wanted.items()):
             keys = {i.item_key for i in record.items if i.rows}
             if keys & taken:
                 del wanted[unit]
             taken |= keys
 
-    def _swap(self, dataset: lance.LanceDataset, new: list[FragmentMetadata], units: list[str], path: str) -> bool:
-        old = [f.metadata for f in dataset.get_fragments()]
-        operation = lance.LanceOperation.Merge(old + new, dataset.lance_schema)
-        transaction = lance.Transaction(
-            read_version=dataset.version,
-            operation=operation,
-            transaction_properties={UNITS_PROPERTY: json.dumps(units)},
-        )
+    def _keys_in_table(self, target: Target, dataset: lance.LanceDataset, keys: list[str]) -> set[str]:
+        """Which of these items have rows in the version at hand, or in earlier parts."""
+        found: set[str] = set()
+        closed = [part_path(target.table, target.fingerprint, n) for n in range(target.part)]
+        for at in range(0, len(keys), KEYS_AT_ONCE):
+            some = ", ".join(f"'{k}'" for k in sorted(keys)[at : at + KEYS_AT_ONCE])
+            where = f"item_key IN ({some})"
+            rows = [read_table(self._root, path, columns=["item_key"], filter=where) for path in closed]
+            ask = partial(dataset.to_table, columns=["item_key"], filter=where)
+            rows.append(insist(ask, f"cannot read {dataset.uri}"))
+            found.update(k for table in rows for k in table["item_key"].to_pylist())
+        return found
+
+    def _swap(self, dataset: lance.LanceDataset, new: list[FragmentMetadata], units: list[str], target: Target) -> bool:
+        """One attempt; False if somebody else was faster.
+
+        Raises:
+            OSError: it may have been carried out all the same.
+        """
         try:
-            committed = lance.LanceDataset.commit(
-                dataset.uri,
-                transaction,
-                max_retries=0,
-                storage_options=self._root.lance_options(),
-                enable_stable_row_ids=True,
-            )
+            version = swap_fragments(self._root, dataset, new, {UNITS_PROPERTY: json.dumps(units)})
         except CommitConflictError:
             return False
-        except OSError as e:
-            raise storage_failure(f"cannot commit to {dataset.uri}", e) from e
-        self._own_version[path] = committed.version
+        self._own_version[target.path] = version
+        if len(dataset.get_fragments()) + len(new) >= writer.MAX_FRAGMENTS:
+            writer.begin_next_part(self._root, target, dataset.schema)
         return True
 
     def _units_in_transactions(self, dataset: lance.LanceDataset, since: int) -> dict[str, int]:
         """Units named by the table's transactions after version ``since``, and the newest version that brought each."""
         found: dict[str, int] = {}
         if dataset.version > since:
-            newest_first = dataset.get_transactions(dataset.version - since)
+            newest_first = insist(
+                lambda: dataset.get_transactions(dataset.version - since), f"cannot read transactions of {dataset.uri}"
+            )
             for back, transaction in enumerate(newest_first):
                 properties = transaction.transaction_properties if transaction is not None else None
                 for unit in json.loads((properties or {}).get(UNITS_PROPERTY, "[]")):

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from videoflow.store import schemas
 from videoflow.store.layout import LEDGER, Root
-from videoflow.store.writer import append_rows, open_table
+from videoflow.store.writer import append_rows, read_table
 
 DONE, FILTERED, QUARANTINED, RETRY = "done", "filtered", "quarantined", "retry"
 
@@ -100,7 +100,7 @@ class Ledger:
         return {u for key, (_, state) in newest.items() if state == RETRY for u in units[key]}
 
     def table(self, columns: list[str], where: str | None = None) -> pa.Table:
-        return open_table(self._root, LEDGER).to_table(columns=columns, filter=where)
+        return read_table(self._root, LEDGER, columns=columns, filter=where)
 
     def reopen(self, stage: str, fingerprint: str, rows: Iterable[LedgerRow], *, why: str, job: str) -> None:
         """Take answers back: the next plan finds these items missing. ``why`` is kept as the message."""

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from videoflow.store.layout import Root
-from videoflow.store.writer import open_table
+from videoflow.store.writer import open_table, read_table
 
 #: Up to this many keys are pushed down as a filter; beyond it the table is scanned and filtered here.
 MAX_PUSHED_KEYS = 2000
@@ -29,8 +29,7 @@ def rows_of(
     """
     tables = []
     for number, path in enumerate(parts):
-        dataset = open_table(root, path)
-        light = [f.name for f in dataset.schema if not isinstance(f.type, pa.ExtensionType)]
+        light = [f.name for f in open_table(root, path).schema if not isinstance(f.type, pa.ExtensionType)]
         wanted = light if columns is None else [c for c in columns if c in light]
         pushed = len(keys) <= MAX_PUSHED_KEYS
         where = (
@@ -38,9 +37,8 @@ def rows_of(
             if pushed and keys
             else ("false" if not keys else None)
         )
-        table = dataset.to_table(
-            columns=list(dict.fromkeys(["item_key", *wanted])), filter=where, with_row_id=with_row_ids
-        )
+        asked = list(dict.fromkeys(["item_key", *wanted]))
+        table = read_table(root, path, columns=asked, filter=where, with_row_id=with_row_ids)
         if not pushed:
             table = table.filter(pc.is_in(table["item_key"], value_set=pa.array(list(keys))))
         if with_row_ids:
