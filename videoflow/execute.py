@@ -23,8 +23,23 @@ from videoflow.unit import Engine, StageWork, Unit, UnitReport, make_engine
 UNITS_PER_WORKER = 4
 MAX_VIDEOS_PER_UNIT, MAX_SOURCE_BYTES_PER_UNIT = 64, 2 << 30
 MAX_ROWS_ITEMS_PER_UNIT, MAX_CLIPS_PER_UNIT = 1000, 2000
-#: A stage with missing items is planned again at most this often (another job may have taken some).
+#: A stage with missing items is planned again (another job may have taken some) as long as they become fewer; where
+#: they do not, at most this often.
 MAX_ROUNDS = 3
+
+
+class _Rounds:
+    """Says whether a stage is to be planned once more."""
+
+    def __init__(self) -> None:
+        self._left, self._least = MAX_ROUNDS, float("inf")
+
+    def again(self, missing: int) -> bool:
+        """True if items are missing, and there is hope."""
+        if missing < self._least:
+            self._left, self._least = MAX_ROUNDS, missing
+        self._left -= 1
+        return missing > 0 and self._left >= 0
 
 
 class Progress(Protocol):
@@ -113,8 +128,8 @@ class Execution:
 
     def decode(self) -> None:
         """One pass over every video that lacks a product, for all products it lacks."""
-        plan = self._plan
-        for _ in range(MAX_ROUNDS):
+        plan, rounds = self._plan, _Rounds()
+        while True:
             self._account()
             units = []
             for keys, videos in plan.missing_products().items():
@@ -123,7 +138,7 @@ class Execution:
                 for some in cut(ordered, self._workers, MAX_VIDEOS_PER_UNIT, lambda v: v.size):
                     items = tuple(v.decode_item for v in some)
                     units.append(Unit(works, items, plan.root, self._job, plan.recipe.stream))
-            if not units:
+            if not rounds.again(sum(len(u.items) for u in units)):
                 return
             self._execute("decode", units, "videos")
             plan.refresh(*(b.key for b in plan.consumers))
@@ -149,9 +164,10 @@ class Execution:
     def _stage(
         self, built: BuiltStage, items: Callable[[], list[Any]], tables: dict[str, tuple[str, ...]], most: int
     ) -> None:
-        for _ in range(MAX_ROUNDS):
+        rounds = _Rounds()
+        while True:
             missing = [i for i in items() if self._plan.state(built, i.item_key) is None]
-            if not missing:
+            if not rounds.again(len(missing)):
                 return
             work = (self._work(built),)
             units = [
