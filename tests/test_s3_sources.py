@@ -3,46 +3,28 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import s3fs
 
 import videoflow
 from tests.jobs import run_job
+from tests.s3_server import SECRET, moto_server, use
 from videoflow.errors import SourceError
 from videoflow.recipe import Recipe
 from videoflow.sources import scan
 from videoflow.testing import make_barcode_video
 
 RECIPE = Recipe(stages={"frames": {}, "shots": {"detector": "hsv"}, "clips": {"by": "windows", "window_seconds": 1}})
-SECRET = "very-secret-key"
 
 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """URL of a bucket with two videos, a copy of one of them and a text file."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        for name, value in {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-            "AWS_ACCESS_KEY_ID": "someone",
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }.items():
-            monkeypatch.setenv(name, value)
-        _wait(port)
-        import s3fs
-
-        s3fs.S3FileSystem.clear_instance_cache()
+    with moto_server() as server:
+        use(server, monkeypatch)
         fs = s3fs.S3FileSystem()
         fs.mkdir("films")
         for i in range(2):
@@ -52,19 +34,6 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         fs.copy("films/a b/0.mp4", "films/copy.mp4")
         fs.pipe_file("films/notes.txt", b"words")
         yield "s3://films"
-    finally:
-        server.terminate()
-        server.wait(20)
-
-
-def _wait(port: int) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with socket.socket() as s:
-            if s.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.1)
-    raise AssertionError("the S3 server did not start")
 
 
 def test_a_bucket_is_a_source_like_a_folder(bucket: str, tmp_path: Path) -> None:

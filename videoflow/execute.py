@@ -24,11 +24,26 @@ from videoflow.unit import Engine, StageWork, Unit, UnitReport, make_engine
 UNITS_PER_WORKER = 4
 MAX_VIDEOS_PER_UNIT, MAX_SOURCE_BYTES_PER_UNIT = 64, 2 << 30
 MAX_ROWS_ITEMS_PER_UNIT, MAX_CLIPS_PER_UNIT = 1000, 2000
-#: A stage with missing items is planned again at most this often (another job may have taken some).
+#: A stage with missing items is planned again (another job may have taken some) as long as they become fewer; where
+#: they do not, at most this often.
 MAX_ROUNDS = 3
 MAX_WORKERS = 1024
 #: What a decoding process takes before it opens a video (FFmpeg, OpenCV, Arrow), with room to work in.
 MIN_MEMORY_BYTES = 256 << 20
+
+
+class _Rounds:
+    """Says whether a stage is to be planned once more."""
+
+    def __init__(self) -> None:
+        self._left, self._least = MAX_ROUNDS, float("inf")
+
+    def again(self, missing: int) -> bool:
+        """True if items are missing, and there is hope."""
+        if missing < self._least:
+            self._left, self._least = MAX_ROUNDS, missing
+        self._left -= 1
+        return missing > 0 and self._left >= 0
 
 
 class Progress(Protocol):
@@ -158,14 +173,14 @@ class Execution:
 
     def decode(self) -> None:
         """One pass over every video that lacks a product, for all products it lacks."""
-        plan = self._plan
-        for _ in range(MAX_ROUNDS):
+        plan, rounds = self._plan, _Rounds()
+        while True:
             self._account()
             missing = [
                 (tuple(self._work(b) for b in plan.consumers if b.key in keys), sorted(videos, key=_by_key))
                 for keys, videos in plan.missing_products().items()
             ]
-            if not missing:
+            if not rounds.again(sum(len(videos) for _, videos in missing)):
                 return
             self._decode_cut(missing)
             whole = []
@@ -179,6 +194,7 @@ class Execution:
 
     def _decode_cut(self, missing: Sequence[tuple[tuple[StageWork, ...], list[VideoSource]]]) -> None:
         """Long videos that can be cut between workers, in parts; `_uncut` leaves them out then."""
+        self._long.begin_round()
         wanted = self._workers * UNITS_PER_WORKER if self._workers > 1 else 0
         share = wanted / sum(len(videos) for _, videos in missing)
         looks = [(works, item) for works, videos in missing for item in self._long.to_look_into(works, videos, share)]
@@ -211,24 +227,27 @@ class Execution:
         """A VideoStage over all videos whose inputs are there."""
         plan = self._plan
         tables = {n: plan.parts(source) for n in built.stage.inputs if (source := plan.named(n))}
-        for _ in range(MAX_ROUNDS):
+        rounds = _Rounds()
+        while True:
             missing = plan.items(built).missing
-            items = plan.rows_items(built, missing)
-            if not self._stage(
-                built, items, int(missing.sum()), tables=tables, most=MAX_ROWS_ITEMS_PER_UNIT, counted="videos"
-            ):
+            count = int(missing.sum())
+            if not rounds.again(count):
                 return
+            items = plan.rows_items(built, missing)
+            self._stage(built, items, count, tables=tables, most=MAX_ROWS_ITEMS_PER_UNIT, counted="videos")
 
     def clips(self, built: BuiltStage, clips: PlacedClips) -> None:
         """A ClipStage over placed clips."""
         plan, source = self._plan, self._plan.named(FRAMES)
         tables = {FRAMES: plan.parts(source)} if source else {}
-        for _ in range(MAX_ROUNDS):
+        rounds = _Rounds()
+        while True:
             items = plan.clip_items(built, clips)
             count = int(items.missing.sum())
-            missing = plan.missing_clips(built, clips, items)
-            if not self._stage(built, missing, count, tables=tables, most=MAX_CLIPS_PER_UNIT, counted="clips"):
+            if not rounds.again(count):
                 return
+            missing = plan.missing_clips(built, clips, items)
+            self._stage(built, missing, count, tables=tables, most=MAX_CLIPS_PER_UNIT, counted="clips")
 
     def _stage(
         self,
@@ -239,10 +258,8 @@ class Execution:
         tables: dict[str, tuple[str, ...]],
         most: int,
         counted: str,
-    ) -> bool:
-        """One round over the items of a stage that have no result; False if there are none."""
-        if not count:
-            return False
+    ) -> None:
+        """One round over the items of a stage that have no result."""
         work = (self._work(built),)
         units = [
             Unit(work, tuple(some), self._plan.root, self._job, tables=tables)
@@ -250,7 +267,6 @@ class Execution:
         ]
         self._execute(built.key, units, count, counted)
         self._plan.refresh(built.key)
-        return True
 
     def _work(self, b: BuiltStage) -> StageWork:
         schema = b.stage.schema()

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -22,6 +23,7 @@ from urllib.parse import urlsplit, urlunsplit
 from videoflow.errors import MissingExtra, SourceError, SystemFailure
 from videoflow.manifest import MANIFEST_EXTENSIONS, ManifestRow, read_manifest
 from videoflow.media.container import HEAD_BYTES, sniff
+from videoflow.persist import fsspec_options, persist, storage_failure
 from videoflow.store.layout import CATALOG_FILE, LEDGER, is_own, is_own_object
 
 VIDEO_EXTENSIONS = frozenset(
@@ -223,19 +225,19 @@ def _scan_remote(source: str, ignored: dict[str, str], prefixes: list[str]) -> I
     shown = printable(source)
     try:
         if any(c in source for c in "*?["):
-            found = fs.glob(root, detail=True)
-        elif fs.isfile(root):
+            found = persist(lambda: fs.glob(root, detail=True))
+        elif persist(lambda: fs.isfile(root)):
             if Path(root).suffix.lower() in MANIFEST_EXTENSIONS:
                 yield from _from_manifest(source)
                 return
-            found = {root: fs.info(root)}
+            found = {root: persist(lambda: fs.info(root))}
         else:
-            found = fs.find(root, detail=True)
+            found = persist(lambda: fs.find(root, detail=True))
             prefixes.append(shown.rstrip("/") + "/")
     except FileNotFoundError as e:
         raise SourceError(f"source {shown} does not exist") from e
-    except (OSError, PermissionError) as e:
-        raise SystemFailure(f"cannot list {shown}: {type(e).__name__}: {str(e).splitlines()[0][:200]}") from e
+    except OSError as e:
+        raise storage_failure(f"cannot list {shown}", e) from e
     catalogs = {p.removesuffix(f"/{CATALOG_FILE}") for p in found if p.endswith(f"/{CATALOG_FILE}")}
     for path in sorted(found):
         if any(path.startswith(f"{c}/") and is_own_object(path[len(c) + 1 :]) for c in catalogs):
@@ -245,7 +247,7 @@ def _scan_remote(source: str, ignored: dict[str, str], prefixes: list[str]) -> I
             continue
         suffix = Path(path).suffix.lower()
         known = suffix in _CLEARLY_VIDEO
-        if not known and (suffix in _CLEARLY_SIDECAR or sniff(fs.head(path, HEAD_BYTES)) is None):
+        if not known and (suffix in _CLEARLY_SIDECAR or sniff(persist(partial(fs.head, path, HEAD_BYTES))) is None):
             ignored[printable(url)] = NO_VIDEO
             continue
         yield _remote_file(url, info)
@@ -266,7 +268,7 @@ def _manifest_file(row: ManifestRow) -> SourceFile:
         return _local_file(row.location)
     fs, path = filesystem(row.location)
     try:
-        return _remote_file(row.location, fs.info(path))
+        return _remote_file(row.location, persist(lambda: fs.info(path)))
     except FileNotFoundError:
         return SourceFile(printable(row.location), row.location, problem="no such object")
     except OSError as e:
@@ -282,7 +284,7 @@ def filesystem(url: str) -> tuple[Any, str]:
     import fsspec
 
     try:
-        fs, path = fsspec.core.url_to_fs(url)
+        fs, path = fsspec.core.url_to_fs(url, **fsspec_options(url))
     except ImportError as e:
         protocol = url.split("://", 1)[0]
         raise MissingExtra(f"the fsspec driver for {protocol}://", needed_for=printable(url), extra="s3") from e

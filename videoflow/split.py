@@ -29,6 +29,11 @@ class LongVideos:
         self._parts: dict[str, tuple[VideoPart, ...]] = {}
         self._done: dict[str, dict[int, PartResult]] = {}
 
+    def begin_round(self) -> None:
+        """What was joined and is missing all the same is decoded unsplit now."""
+        self._unfit |= self._joining
+        self._joining.clear()
+
     def to_look_into(self, works: Sequence[StageWork], videos: Sequence[VideoSource], share: float) -> list[SplitItem]:
         """Long videos among ``videos``, where every video would have to make ``share`` units to keep all workers busy.
         Local files only: a remote one would be fetched once for every part.

@@ -6,13 +6,16 @@ that is killed before leaves orphans for `gc`, and the video whole as before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
+
+import pyarrow as pa
 
 from videoflow.errors import MediaError
 from videoflow.fingerprint import pass_item_key
 from videoflow.persist import HostWatch
-from videoflow.stage import Margin, PassConsumer
+from videoflow.stage import Margin, PassConsumer, Stage
 from videoflow.store.commit import UnitRecord
 from videoflow.store.ledger import DONE, ItemResult
 from videoflow.store.writer import write_rows
@@ -88,9 +91,14 @@ def _part(unit: Unit, item: PartItem, sandbox: Sandbox, hosts: HostWatch, folder
     for work in unit.works:
         name = work.stage.name
         result = ItemResult(pass_item_key(video, unit.stream, work.fingerprint), video, video, rows=spool.rows[name])
-        rows = counted(spooled(work.stage, result, spool) if result.rows else iter(()))
         with span("write"):
-            fragments = write_rows(unit.root, work.target, work.stage.schema(), rows, expected=result.rows)
+            fragments = write_rows(
+                unit.root,
+                work.target,
+                work.stage.schema(),
+                partial(_rows_of, work.stage, result, spool),
+                expected=result.rows,
+            )
         written[name] = tuple(fragments)
     return PartResult(
         video,
@@ -103,6 +111,10 @@ def _part(unit: Unit, item: PartItem, sandbox: Sandbox, hosts: HostWatch, folder
         written,
         spool.rows,
     )
+
+
+def _rows_of(stage: Stage, result: ItemResult, spool: DecodedVideo) -> Iterator[pa.RecordBatch]:
+    return counted(spooled(stage, result, spool))
 
 
 def _decode_in_child(
@@ -152,7 +164,7 @@ def _join(unit: Unit, item: JoinItem) -> list[UnitRecord]:
             unit,
             work,
             [result],
-            batches_of(work.stage.schema(), rows),
+            partial(batches_of, work.stage.schema(), rows),
             written=[f for p in item.parts for f in p.fragments[work.stage.name]],
             num_written=sum(p.rows[work.stage.name] for p in item.parts),
         )

@@ -10,9 +10,11 @@ from __future__ import annotations
 import copy
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
+
+import pyarrow as pa
 
 from videoflow.errors import BadSample, MediaError, first_line
 from videoflow.fingerprint import pass_item_key
@@ -142,12 +144,12 @@ class UnitRunner:
                     damage=outcome.damage,
                 )
             )
-        rows = (
-            batch
-            for (_, outcome), result in zip(outcomes, results, strict=True)
-            if result.rows and isinstance(outcome, DecodedVideo)
-            for batch in spooled(work.stage, result, outcome)
-        )
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            for (_, outcome), result in zip(outcomes, results, strict=True):
+                if result.rows and isinstance(outcome, DecodedVideo):
+                    yield from spooled(work.stage, result, outcome)
+
         return stage_rows(unit, work, results, rows)
 
     # -- rows of other stages ----------------------------------------------------------------------------------------
@@ -172,7 +174,7 @@ class UnitRunner:
             results.append(result)
             stream = next((r["stream"] for found in mine.values() for r in found), -1)
             rows += [{**head_columns(result, stream), **row} for row in product.rows if result.rows]
-        record = stage_rows(unit, work, results, batches_of(work.stage.schema(), rows))
+        record = stage_rows(unit, work, results, lambda: batches_of(work.stage.schema(), rows))
         return _report(record)
 
     # -- cached frames of clips --------------------------------------------------------------------------------------
@@ -194,7 +196,7 @@ class UnitRunner:
                 result = _result(item, product)
                 results.append(result)
                 rows += [{**head_columns(result, item.stream), **row} for row in product.rows if result.rows]
-        record = stage_rows(unit, work, results, batches_of(work.stage.schema(), rows))
+        record = stage_rows(unit, work, results, lambda: batches_of(work.stage.schema(), rows))
         return _report(record)
 
     def _products(self, stage: ClipStage, reader: ClipReader, batch: Sequence[ClipItem]) -> list[Product | MediaError]:

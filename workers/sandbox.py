@@ -27,8 +27,8 @@ import pyarrow as pa
 from pebble import ProcessExpired, ProcessPool
 
 from videoflow.errors import MediaError, SystemFailure, VideoflowError, first_line
+from videoflow.persist import storage_failure
 from videoflow.stage import PassConsumer, Product, ShownFrame, VideoHeader, VideoSummary
-from videoflow.store.writer import storage_failure
 from workers.child_meter import ChildMeter, PassClock
 
 #: A decode that shows no new frame for this long has hung. Sizes and headers say too little: an hour of black is 6 MB.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import lance
@@ -12,7 +12,7 @@ from videoflow.errors import MediaError
 from videoflow.stage import Stage
 from videoflow.store.commit import UnitRecord, stage_unit, unit_id
 from videoflow.store.ledger import QUARANTINED, ItemResult
-from videoflow.store.writer import write_rows
+from videoflow.store.writer import open_target, write_rows
 from videoflow.telemetry.meter import counted, metered
 from videoflow.unit import StageWork, Unit
 from workers.sandbox import DecodedVideo
@@ -25,17 +25,25 @@ def stage_rows(
     unit: Unit,
     work: StageWork,
     results: Sequence[ItemResult],
-    batches: Iterator[pa.RecordBatch],
+    batches: Callable[[], Iterator[pa.RecordBatch]],
     *,
     written: Sequence[str] = (),
     num_written: int = 0,
 ) -> UnitRecord:
-    """Write a stage's rows and stage the record. ``written``: fragments that hold rows of these items already."""
+    """Write a stage's rows and stage the record. ``written``: fragments that hold rows of these items already, in the
+    part of the table that the unit names. ``batches`` gives the rows, from their beginning each time it is called.
+    """
+    target = work.target if written else open_target(unit.root, work.target)
     expected = sum(r.rows for r in results) - num_written
-    fragments = write_rows(unit.root, work.target, work.stage.schema(), counted(batches), expected=expected)
-    name = unit_id(work.target.stage, work.fingerprint, (r.item_key for r in results))
-    record = UnitRecord(name, work.target, tuple(results), (*written, *fragments), unit.job)
+    counting = _counting(batches)
+    fragments = write_rows(unit.root, target, work.stage.schema(), counting, expected=expected)
+    name = unit_id(target.stage, work.fingerprint, (r.item_key for r in results))
+    record = UnitRecord(name, target, tuple(results), (*written, *fragments), unit.job)
     return stage_unit(unit.root, record)
+
+
+def _counting(batches: Callable[[], Iterator[pa.RecordBatch]]) -> Callable[[], Iterator[pa.RecordBatch]]:
+    return lambda: counted(batches())
 
 
 def batches_of(schema: pa.Schema, rows: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:

@@ -46,7 +46,7 @@ def write_unit(root: Root, target: Target, keys: list[str]) -> UnitRecord:
     def batches() -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
 
-    fragments = write_rows(root, target, SCHEMA, batches(), expected=len(rows))
+    fragments = write_rows(root, target, SCHEMA, batches, expected=len(rows))
     items = tuple(ItemResult(k, k, "d", f"out-{k}", 1) for k in keys)
     return stage_unit(root, UnitRecord(unit_id(STAGE, FP, keys), target, items, tuple(fragments), "job"))
 

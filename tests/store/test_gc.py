@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,11 +17,12 @@ import pytest
 
 import videoflow
 from tests.jobs import run_job
+from tests.s3_server import client, make_bucket, moto_server, use
 from videoflow.dataset.catalog import Catalog
 from videoflow.keys import digest_bytes
 from videoflow.recipe import Recipe
 from videoflow.store.commit import Committer, UnitRecord, stage_unit, unit_id
-from videoflow.store.gc import DATA, STAGING, VERSION, Garbage, find_garbage, remove
+from videoflow.store.gc import DATA, MANIFEST, STAGING, UNFINISHED, VERSION, Garbage, find_garbage, remove
 from videoflow.store.ledger import ItemResult
 from videoflow.store.schemas import FRAMES
 from videoflow.store.usage import TABLE, Usage, usage
@@ -72,7 +71,9 @@ def catalog(made: Path, tmp_path: Path) -> Catalog:
 
 
 def garbage_of(catalog: Catalog, *, older_than: timedelta = timedelta(0)) -> list[Garbage]:
-    return find_garbage(catalog.root, catalog.ledger, cutoff=datetime.now(UTC) - older_than)
+    """All garbage but the tables' own old versions, of which there always are some."""
+    found = find_garbage(catalog.root, catalog.ledger, cutoff=datetime.now(UTC) - older_than)
+    return [g for g in found if g.kind != MANIFEST]
 
 
 def usages(catalog: Catalog) -> list[Usage]:
@@ -106,14 +107,15 @@ def write_big(target: Target, catalog: Catalog, key: str) -> tuple[list[str], It
     def batches() -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays(columns, schema=FRAMES)
 
-    fragments = write_rows(catalog.root, target, FRAMES, batches(), expected=1)
+    fragments = write_rows(catalog.root, target, FRAMES, batches, expected=1)
     return fragments, ItemResult(key, key, "d", "out", 1)
 
 
 def test_a_sound_catalog_holds_no_garbage(catalog: Catalog) -> None:
     assert garbage_of(catalog) == []
     lines = usages(catalog)
-    assert sum(u.orphan_bytes for u in lines) == 0
+    manifests = sum(g.num_bytes for g in find_garbage(catalog.root, catalog.ledger, cutoff=datetime.now(UTC)))
+    assert sum(u.orphan_bytes for u in lines) == manifests > 0  # three commits a table, one counts
     files = [p for p in Path(catalog.root.url).rglob("*") if p.is_file()]
     assert sum(u.num_bytes for u in lines) == sum(p.stat().st_size for p in files)
     tables = {u.path.split("/")[0]: u for u in lines if u.kind == TABLE}
@@ -186,11 +188,13 @@ def test_a_running_job_is_spared_whatever_the_grace_time(catalog: Catalog, cli_g
     record |= {"heartbeat": record["started"], "pid": 1}
     catalog.root.put("jobs/j.json", json.dumps(record).encode())
     write_big(target, catalog, "a" * 32)
-    assert cli_gc(catalog, "--grace", "0")[-1] == {"removed": True, "bytes": 0, "data": 0, "staging": 0, "version": 0}
+    kinds = ("bytes", "data", "manifest", "staging", "version", "unfinished")
+    assert cli_gc(catalog, "--grace", "0")[-1] == {"removed": True, **dict.fromkeys(kinds, 0)}
     catalog.root.put("jobs/j.json", json.dumps({**record, "state": "stopped"}).encode())
     assert cli_gc(catalog, "--grace", "0", "--dry-run")[-1]["data"] == 1
     *lines, last = cli_gc(catalog, "--grace", "0")
-    assert (last["removed"], last["data"], lines[0]["kind"], lines[0]["files"]) == (True, 1, "data", 2)
+    assert (last["removed"], last["data"], last["manifest"]) == (True, 1, 4)  # ledger and sources are too young
+    assert [line["files"] for line in lines if line["kind"] == "data"] == [2]
     assert cli_gc(catalog, "--grace", "0")[-1]["bytes"] == 0
 
 
@@ -225,7 +229,7 @@ def test_kill_9_leaves_orphans_that_gc_finds_and_nothing_is_lost(
     summary = run_job(RECIPE, [videos], root, workers=1)
     assert (summary.done, summary.pending) == (3, 0)
     assert read_all(root) == read_all(made)
-    assert cli_gc(catalog, "--grace", "0")[-1]["bytes"] == 0
+    assert cli_gc(catalog, "--grace", "0")[-1]["data"] == 0
     assert read_all(root) == read_all(made)
     loader = videoflow.open(str(root)).version("x").loader(batch_size=6, frames=4, fps=4, epochs=1, tail="pad")
     assert sum(int(b["valid"].sum()) for b in loader) == 6
@@ -234,27 +238,10 @@ def test_kill_9_leaves_orphans_that_gc_finds_and_nothing_is_lost(
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """URL of an empty bucket on a real server process."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        values = {"ENDPOINT_URL": f"http://127.0.0.1:{port}", "ALLOW_HTTP": "true", "DEFAULT_REGION": "us-east-1"}
-        for name, value in {**values, "ACCESS_KEY_ID": "someone", "SECRET_ACCESS_KEY": "secret"}.items():
-            monkeypatch.setenv(f"AWS_{name}", value)
-        deadline = time.monotonic() + 60
-        while socket.socket().connect_ex(("127.0.0.1", port)) != 0:
-            assert time.monotonic() < deadline, "the S3 server did not start"
-            time.sleep(0.1)
-        import s3fs
-
-        s3fs.S3FileSystem.clear_instance_cache()
-        s3fs.S3FileSystem().mkdir("garbage")
+    with moto_server() as server:
+        use(server, monkeypatch)
+        make_bucket("garbage")
         yield "s3://garbage/cat"
-    finally:
-        server.terminate()
-        server.wait(20)
 
 
 def test_a_catalog_on_s3_is_swept_the_same_way(bucket: str) -> None:
@@ -266,13 +253,25 @@ def test_a_catalog_on_s3_is_swept_the_same_way(bucket: str) -> None:
     stage_unit(catalog.root, UnitRecord(unit, target, (item,), tuple(fragments), "job"))
     catalog.root.put("versions/x/1/claim", b"nonce")
     later = datetime.now(UTC) + timedelta(seconds=2)  # this store keeps whole seconds
+    s3 = client()
+    upload = s3.create_multipart_upload(Bucket="garbage", Key="cat/frames/half.lance")
+    part = {"Bucket": "garbage", "Key": "cat/frames/half.lance", "UploadId": upload["UploadId"]}
+    s3.upload_part(**part, PartNumber=1, Body=b"x" * 1000)
+    s3.create_multipart_upload(Bucket="garbage", Key="catalog-of-another/y")
+    # This server says of every upload that it began in 2010.
+    long_ago = datetime(2010, 1, 1, tzinfo=UTC)
+    assert find_garbage(catalog.root, catalog.ledger, cutoff=long_ago) == []
     found = find_garbage(catalog.root, catalog.ledger, cutoff=later)
-    assert sorted((g.kind, len(g.objects)) for g in found) == [(DATA, 2), (VERSION, 1)]
+    assert sorted((g.kind, len(g.objects)) for g in found) == [(DATA, 2), (UNFINISHED, 1), (VERSION, 1)]
+    assert {g.path: g.num_bytes for g in found if g.kind == UNFINISHED} == {"frames/half.lance": 1000}
+    assert any(u.path == "frames/half.lance (never finished)" and u.num_bytes == 1000 for u in usages(catalog))
     remove(catalog.root, found)
     assert find_garbage(catalog.root, catalog.ledger, cutoff=later) == [] and catalog.version_numbers("x") == []
+    assert [u["Key"] for u in s3.list_multipart_uploads(Bucket="garbage")["Uploads"]] == ["catalog-of-another/y"]
     Committer(catalog.root, catalog.ledger).recover("frames", FP)
     (line,) = [u for u in usages(catalog) if u.kind == TABLE]
-    assert (line.path, line.rows, line.fragments, line.orphan_bytes) == (f"frames/{FP}", 1, 1, 0)
+    assert (line.path, line.rows, line.fragments) == (f"frames/{FP}", 1, 1)
+    assert line.orphan_bytes < line.manifest_bytes  # the first version of the table
     assert line.num_bytes > 5 << 20
 
 

@@ -33,7 +33,8 @@ def register(app: typer.Typer) -> None:
 
 
 def gc(root: RootArg, dry_run: DryRunOpt = False, grace: GraceOpt = GRACE_DAYS, as_json: JsonOpt = False) -> None:
-    """Remove what killed runs left behind: files that no table names, used-up records, versions never published.
+    """Remove what killed runs left behind: files that no table names, used-up records, versions never published,
+    writes never finished; and old versions of the tables themselves.
 
     Files of running jobs are spared whatever the grace time, and whole tables are never removed (see du).
     """
@@ -57,7 +58,13 @@ def gc(root: RootArg, dry_run: DryRunOpt = False, grace: GraceOpt = GRACE_DAYS, 
 
 
 #: Kinds of garbage in words.
-_KINDS = {"data": "unused data file", "staging": "used-up record", "version": "unpublished version"}
+_KINDS = {
+    "data": "unused data file",
+    "manifest": "replaced versions",
+    "staging": "used-up record",
+    "version": "unpublished version",
+    "unfinished": "unfinished write",
+}
 
 
 def du(root: RootArg, as_json: JsonOpt = False) -> None:

@@ -24,6 +24,7 @@ from videoflow.store import schemas
 from videoflow.store.damage import check_record
 from videoflow.store.layout import CATALOG_FILE, LEDGER, SOURCES, Root, version_dir, version_number
 from videoflow.store.ledger import Ledger
+from videoflow.store.probe import probe_store
 from videoflow.store.reader import read_rows
 from videoflow.store.states import newest
 from videoflow.store.writer import append_rows, create_table
@@ -215,29 +216,16 @@ def check_name(name: str) -> str:
 
 
 def _create(root: Root) -> None:
-    """Make a catalog; of two makers one wins, the tables are made by whoever comes first."""
+    """Make a catalog where the store can hold one; of two makers one wins, the tables are made by whoever comes
+    first.
+    """
+    able = probe_store(root)
     create_table(root, LEDGER, schemas.LEDGER)
     create_table(root, SOURCES, schemas.SOURCES)
     description = {
         "format": schemas.FORMAT_NUMBER,
         "secret": secrets.token_hex(32),
         "created": datetime.now(UTC).isoformat(),
-        "store": {"put_if_absent": _probe_put_if_absent(root)},
+        "store": able,
     }
     root.put_new(CATALOG_FILE, json.dumps(description, indent=1).encode())
-
-
-def _probe_put_if_absent(root: Root) -> bool:
-    """Whether the store refuses a second put-if-absent, as the commit protocol needs.
-
-    Raises:
-        CatalogError: it does not.
-    """
-    path = f"staging/probe-{secrets.token_hex(8)}"
-    holds = root.put_new(path, b"1") and not root.put_new(path, b"2") and root.get(path) == b"1"
-    root.delete(path)
-    if not holds:
-        raise CatalogError(
-            f"the store at {root.url} has no atomic put-if-absent; a catalog there could lose or double data"
-        )
-    return holds

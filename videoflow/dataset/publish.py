@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any
 
-import lance
 import pyarrow as pa
 
 from videoflow.dataset.catalog import Catalog
@@ -19,8 +18,8 @@ from videoflow.dataset.version import Version
 from videoflow.errors import SystemFailure
 from videoflow.keys import digest
 from videoflow.store.layout import version_dir
-from videoflow.store.schemas import DATA_STORAGE_VERSION, FORMAT_NUMBER
-from videoflow.store.writer import storage_failure
+from videoflow.store.schemas import FORMAT_NUMBER
+from videoflow.store.writer import write_new_table
 
 #: Where bytes lie is no content: columns that two equal versions may differ in.
 _PLACES = ("frames", "embedding")
@@ -70,10 +69,7 @@ def publish(
         # Same content in other places: the cache was lost and made again, so the old references lead nowhere.
     root, number = catalog.root, (numbers[-1] if numbers else 0) + 1
     nonce = secrets.token_hex(8).encode()
-    while (
-        not root.put_new(f"{version_dir(name, number)}/claim", nonce)
-        and root.get(f"{version_dir(name, number)}/claim") != nonce
-    ):
+    while not root.put_new(f"{version_dir(name, number)}/claim", nonce):
         number += 1
     full = {
         "format": FORMAT_NUMBER,
@@ -86,18 +82,7 @@ def publish(
         "fingerprints": fingerprints,
         **manifest,
     }
-    path = f"{version_dir(name, number)}/clips.lance"
-    try:
-        lance.write_dataset(
-            table,
-            root.uri(path),
-            mode="create",
-            data_storage_version=DATA_STORAGE_VERSION,
-            enable_stable_row_ids=True,
-            storage_options=root.lance_options(),
-        )
-    except OSError as e:
-        raise storage_failure(f"cannot write {root.uri(path)}", e) from e
+    write_new_table(root, f"{version_dir(name, number)}/clips.lance", table)
     if not root.put_new(f"{version_dir(name, number)}/version.json", json.dumps(full, indent=1).encode()):
         raise SystemFailure(f"{name}@{number} was published by somebody else meanwhile; run again")
     return Version(root, name, number, full), True

@@ -19,13 +19,10 @@ import lance
 import numpy as np
 
 from videoflow.errors import BadSample, SystemFailure
+from videoflow.persist import TRIES, WAIT_SECONDS, storage_failure, told
 from videoflow.store.blobs import Record, iter_records
-from videoflow.store.damage import is_panic, native_line
+from videoflow.store.damage import is_panic
 from videoflow.timeline import Grid
-
-#: How often storage is asked in all, and how long to wait before asking again (times 1, 2, …).
-TRIES = 3
-WAIT_SECONDS = 0.5
 
 
 class VersionSource(Protocol):
@@ -148,7 +145,7 @@ def _persist(work: Callable[[], Any], what: str) -> Any:
             if not isinstance(e, Exception) and not is_panic(e):
                 raise
             if i == TRIES:
-                raise SystemFailure(f"cannot {what}, tried {TRIES} times: {native_line(e)}") from e
+                raise storage_failure(f"cannot {what}, tried {TRIES} times", e) from e
         time.sleep(WAIT_SECONDS * i)
 
 
@@ -222,9 +219,7 @@ class ClipReader:
                     raise
                 self._raise_if_permanent(clip, ref, e)
                 if i == TRIES:
-                    raise SystemFailure(
-                        f"cannot read clip {clip.clip_key}, tried {TRIES} times: {native_line(e)}"
-                    ) from e
+                    raise storage_failure(f"cannot read clip {clip.clip_key}, tried {TRIES} times", e) from e
             time.sleep(WAIT_SECONDS * i)
         raise AssertionError("unreachable")
 
@@ -235,7 +230,7 @@ class ClipReader:
         if isinstance(error, ValueError) or "fill whole buffer" in str(
             error
         ):  # a blob file cut short, or Lance's "invalid user input": the range does not fit the blob
-            raise BadSample(f"{where} does not hold bytes {ref.offset}+{ref.length}: {native_line(error)}") from error
+            raise BadSample(f"{where} does not hold bytes {ref.offset}+{ref.length}: {told(error)}") from error
 
     def _pick(self, clip: ClipRef, ranges: list[bytes], wanted: Sequence[int], num_frames: int | None) -> EncodedClip:
         try:

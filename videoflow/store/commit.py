@@ -5,12 +5,16 @@ tells whose it is). Committer, any process, no lease: read the table's version, 
 the properties of the table's later transactions, commit the rest by compare-and-swap (store/swap.py) at exactly that
 version, start over on conflict; then append to the ledger; then delete the records. Plain `Append` never conflicts and
 would commit twice. Nothing is ever decided by file path.
+
+A full part of a table is closed before the next one begins. Units staged for a closed part are given up: a fragment
+cannot move, so the job plans their items anew; workers look up the open part before they write, so it is seldom.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,11 +25,13 @@ from lance.fragment import FragmentMetadata
 
 from videoflow.errors import DamagedCatalog
 from videoflow.keys import digest
+from videoflow.persist import TRIES, WAIT_SECONDS, is_passing, storage_failure
+from videoflow.store import writer
 from videoflow.store.damage import parsed
 from videoflow.store.layout import Root, staging_prefix
 from videoflow.store.ledger import QUARANTINED, ItemResult, Ledger
 from videoflow.store.swap import TableHead
-from videoflow.store.writer import Target
+from videoflow.store.writer import Target, is_closed
 
 
 def unit_id(stage: str, fingerprint: str, item_keys: Iterable[str]) -> str:
@@ -113,21 +119,25 @@ class Committer:
             by_target[record.target.path].append(record)
         for group in by_target.values():
             fresh, late = self._commit_table(group[0].target, group)
-            entries = [(r.target.stage, r.target.fingerprint, r.unit, i) for r in fresh + late for i in r.items]
+            stage, fingerprint = group[0].target.stage, group[0].target.fingerprint
+            if late:  # where the ledger has them too, what it says is of the rows that are in the table
+                there = self._ledger.units(stage, fingerprint)
+                late = [r for r in late if r.unit not in there]
+            entries = [(stage, fingerprint, r.unit, i) for r in fresh + late for i in r.items]
             self._ledger.append(entries, job=group[0].job, attempt=group[0].attempt)
-            key = (group[0].target.stage, group[0].target.fingerprint)
-            self._known(*key).update(r.unit for r in group)
+            self._known(stage, fingerprint).update(r.unit for r in fresh + late)
             for record in group:
                 self._root.delete(record.path)
 
     def _commit_table(self, target: Target, records: list[UnitRecord]) -> tuple[list[UnitRecord], list[UnitRecord]]:
-        """Compare-and-swap until the table holds all units: (committed now, committed earlier but not in the
+        """Compare-and-swap until the table holds all units: (committed now, committed earlier but perhaps not in the
         ledger).
         """
         in_ledger = self._known(target.stage, target.fingerprint)
         wanted = {r.unit: r for r in records if r.unit not in in_ledger}
         late: list[UnitRecord] = []
         head = self._heads.setdefault(target.path, TableHead(self._root, target.path))
+        failed = 0
         while wanted:
             dataset = head.dataset
             committed = head.units_since(min(r.target.since_version for r in records))
@@ -135,10 +145,18 @@ class Committer:
                 # A commit from before the record was staged is of an earlier unit with the same items (a retry).
                 if committed.get(unit, 0) > record.target.since_version:
                     late.append(wanted.pop(unit))
+            if is_closed(dataset):
+                return [], late
             self._drop_doubles(target, wanted, head)
             fragments = [FragmentMetadata.from_json(f) for r in wanted.values() for f in r.fragments]
-            if not fragments or self._swap(dataset, fragments, list(wanted), target.path):
-                break
+            try:
+                if not fragments or self._swap(dataset, fragments, list(wanted), target):
+                    break
+            except OSError as e:  # carried out or not: the next look at the table's transactions tells
+                failed += 1
+                if failed == TRIES or not is_passing(e):
+                    raise storage_failure(f"cannot commit to {dataset.uri}", e) from e
+                time.sleep(WAIT_SECONDS * failed)
         return list(wanted.values()), late
 
     def _drop_doubles(self, target: Target, wanted: dict[str, UnitRecord], head: TableHead) -> None:
@@ -172,9 +190,19 @@ class Committer:
         states = self._ledger.states(target.stage, target.fingerprint, among=mine)
         return taken | {k for k, row in states.items() if row.state != QUARANTINED}
 
-    def _swap(self, dataset: lance.LanceDataset, new: list[FragmentMetadata], units: list[str], path: str) -> bool:
-        assert dataset.version == self._heads[path].dataset.version
-        return self._heads[path].swap(new, units)
+    def _swap(self, dataset: lance.LanceDataset, new: list[FragmentMetadata], units: list[str], target: Target) -> bool:
+        """One attempt; False if somebody else was faster.
+
+        Raises:
+            OSError: it may have been carried out all the same.
+        """
+        head = self._heads[target.path]
+        assert dataset.version == head.dataset.version
+        if not head.swap(new, units):
+            return False
+        if head.num_fragments >= writer.MAX_FRAGMENTS:
+            writer.begin_next_part(self._root, target, head.dataset.schema)
+        return True
 
     def _known(self, stage: str, fingerprint: str) -> set[str]:
         key = (stage, fingerprint)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from videoflow.errors import DamagedCatalog, SystemFailure, VideoflowError
+from videoflow.persist import TRIES, WAIT_SECONDS, is_passing, storage_failure, told
 
 T = TypeVar("T")
 
@@ -63,15 +65,36 @@ def reading(root_url: str, path: str) -> Iterator[None]:
     """
     try:
         yield
-    except (VideoflowError, MemoryError):
-        raise
-    except BaseException as e:  # Lance raises OSError, ValueError, RuntimeError and panics for the same faults
-        if not isinstance(e, Exception) and not is_panic(e):
-            raise
-        text = native_line(e)
-        if _TRANSPORT.search(text):
-            raise SystemFailure(f"cannot read {root_url}/{path}: {text}; when the storage is back, run again") from e
-        raise damaged(root_url, path, text) from e
+    except BaseException as e:
+        raise _judged(root_url, path, e) from e
+
+
+def read(root_url: str, path: str, work: Callable[[], T]) -> T:
+    """What is read of a Lance table below the root; asked again where the way to it fails, not the file.
+
+    Raises:
+        DamagedCatalog: what was raised inside says so. SystemFailure: the store could not be asked.
+    """
+    for i in range(1, TRIES + 1):
+        try:
+            return work()
+        except BaseException as e:
+            failure = _judged(root_url, path, e)
+            passing = isinstance(failure, SystemFailure) and isinstance(e, Exception) and is_passing(e)
+            if i == TRIES or not passing or failure is e:
+                raise failure from e
+        time.sleep(WAIT_SECONDS * 2 ** (i - 1))
+    raise AssertionError("unreachable")
+
+
+def _judged(root_url: str, path: str, e: BaseException) -> BaseException:
+    """The error to raise: Lance raises OSError, ValueError, RuntimeError and panics for the same faults."""
+    if isinstance(e, (VideoflowError, MemoryError)) or not (isinstance(e, Exception) or is_panic(e)):
+        return e
+    text = native_line(e)
+    if _TRANSPORT.search(text):
+        return storage_failure(f"cannot read {root_url}/{path}", e)
+    return damaged(root_url, path, text)
 
 
 def check_record(root_url: str, path: str, record: Mapping[str, Any], needs: Mapping[str, Any]) -> None:
@@ -91,5 +114,9 @@ def parsed(root_url: str, path: str, parse: Callable[[], T]) -> T:
 
 
 def native_line(e: BaseException) -> str:
-    """What a native library says, in one line, without the places in its own source."""
-    return _RUST_PLACE.sub("", " ".join(str(e).split()))[:200] or type(e).__name__
+    """What a native library says, in one line, without the places in its own source and without credentials."""
+    return told(_plain(e))
+
+
+def _plain(e: BaseException) -> BaseException:
+    return Exception(_RUST_PLACE.sub("", str(e))) if str(e) else e

@@ -1,13 +1,15 @@
 """Garbage: what killed runs left behind, and nothing else.
 
-Three kinds are found. *data*: files of artifact tables that the table's manifest does not name (a write whose unit was
-never committed, or lost the race), each with its blob sidecars ``data/<stem>/*``. *staging*: records of units that the
-ledger has. *version*: folders of versions whose number was claimed, but that were never published.
+Five kinds are found. *data*: files of Lance tables that no version of the table names which anybody may still read (a
+write whose unit was never committed, or lost the race; what a compaction has replaced), each with its blob sidecars
+``data/<stem>/*``. *manifest*: versions of Lance tables that were replaced long ago. *staging*: records of units that
+the ledger has. *version*: folders of versions whose number was claimed, but that were never published. *unfinished*:
+see `videoflow.store.unfinished`.
 
-What is spared: everything younger than ``cutoff`` (a grace time, and the oldest running job), every file that a
-fragment of the current manifest names, and every file that a staged record names, since any later run may still commit
-it. Whole tables are never removed. The order is the argument: objects are listed first, records read next, manifests
-last, so a file that moves from written to staged to committed meanwhile is seen in at least one place.
+What is spared: everything younger than ``cutoff`` (a grace time, and the oldest running job), every file that a version
+names which is current or was so at ``cutoff`` or later, and every file that a staged record names, since any later run
+may still commit it. Whole tables are never removed. The order is the argument: objects are listed first, records read
+next, manifests last, so a file that moves from written to staged to committed meanwhile is seen in at least one place.
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ from videoflow.store.layout import (
     version_number,
 )
 from videoflow.store.ledger import Ledger
+from videoflow.store.manifests import table_versions
+from videoflow.store.unfinished import Unfinished, discard, find_unfinished
 from videoflow.store.writer import open_table
 
-DATA, STAGING, VERSION = "data", "staging", "version"
+DATA, MANIFEST, STAGING, VERSION, UNFINISHED = "data", "manifest", "staging", "version", "unfinished"
 #: Top-level folders that hold no artifact tables.
 NO_TABLES = frozenset({"staging", "versions", "jobs", LEDGER, SOURCES})
 GRACE_DAYS = 7.0
@@ -45,13 +49,14 @@ SHARED_TABLES_MIN_AGE = timedelta(hours=1)
 
 @dataclass(frozen=True)
 class Garbage:
-    """Something to remove: a data file with its sidecars (``path`` without the suffix), a staged record, or a version's
-    folder.
+    """Something to remove: a data file with its sidecars (``path`` without the suffix), the old versions of a Lance
+    table, a staged record, a version's folder, or a write that was never finished.
     """
 
     kind: str
     path: str
     objects: tuple[StoredObject, ...]
+    write: Unfinished | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -90,10 +95,10 @@ def is_table(objects: Iterable[StoredObject], part: str) -> bool:
     return any(o.path.startswith(f"{part}/_versions/") and o.path.endswith(".manifest") for o in objects)
 
 
-def stems_in_use(root: Root, part: str) -> set[str]:
-    """Stems of the data files that the current manifest names."""
+def stems_in_use(root: Root, part: str, version: int | None = None) -> set[str]:
+    """Stems of the data files that a version names, by default the newest."""
     with reading(root.url, part):
-        fragments = open_table(root, part).get_fragments()
+        fragments = open_table(root, part, version=version).get_fragments()
     return {PurePosixPath(f.path).name.removesuffix(".lance") for each in fragments for f in each.data_files()}
 
 
@@ -105,15 +110,25 @@ def find_garbage(root: Root, ledger: Ledger, *, cutoff: datetime) -> list[Garbag
     """
     folders = [f"{table}/{fp}" for table, fp in artifact_tables(root)]
     parts = {part: found for f in folders for part, found in by_part(root.objects(f), f).items()}
+    parts |= {f"{v}/clips.lance": root.objects(f"{v}/clips.lance") for v in map(_folder_of, published(root))}
     shared = {name: root.objects(name) for name in (LEDGER, SOURCES)}
+    unfinished = [
+        Garbage(UNFINISHED, u.path, (StoredObject(u.path, u.num_bytes, u.begun),), u)
+        for u in find_unfinished(root)
+        if u.begun < cutoff
+    ]
     versions = list(_unpublished(root, cutoff))
     stale, staged = _records(root, ledger, cutoff)
-    garbage = [*stale, *versions]
+    garbage = [*stale, *versions, *unfinished]
     for part, objects in parts.items():
-        garbage += _orphans(root, part, objects, staged.get(part, set()), cutoff)
+        garbage += _of_table(root, part, objects, staged.get(part, set()), cutoff)
     for part, objects in shared.items():
-        garbage += _orphans(root, part, objects, set(), cutoff - SHARED_TABLES_MIN_AGE)
+        garbage += _of_table(root, part, objects, set(), cutoff - SHARED_TABLES_MIN_AGE)
     return garbage
+
+
+def _folder_of(version: str) -> str:
+    return f"versions/{version.replace('@', '/')}"
 
 
 def remove(root: Root, garbage: Iterable[Garbage]) -> None:
@@ -121,26 +136,36 @@ def remove(root: Root, garbage: Iterable[Garbage]) -> None:
     for g in garbage:
         if g.kind == VERSION and root.has(f"{g.path}/version.json"):  # published meanwhile
             continue
+        if g.write is not None:
+            discard(root, g.write)
+            continue
         for o in sorted(g.objects, key=lambda o: o.path.count("/"), reverse=True):
             root.delete(o.path)
         if g.kind in (DATA, VERSION):
             root.prune(g.path)
 
 
-def _orphans(
+def _of_table(
     root: Root, part: str, objects: list[StoredObject], staged: set[str], cutoff: datetime
 ) -> Iterator[Garbage]:
+    """A Lance table's files that no version names which somebody may read, and its old versions."""
+    if not is_table(objects, part):
+        return
+    versions = table_versions(objects, part, cutoff)
+    if versions.old:
+        yield Garbage(MANIFEST, f"{part}/_versions", versions.old)
     old = {
         stem: found
         for stem, found in data_files(objects, part).items()
         if stem not in staged and all(o.modified < cutoff for o in found)
     }
-    if not old or not is_table(objects, part):
-        return
-    used = stems_in_use(root, part)
+    for stem in stems_in_use(root, part) if old else ():
+        old.pop(stem, None)
+    for version in versions.kept[-2::-1]:  # files that were compacted or deleted away since: few tables, few versions
+        for stem in stems_in_use(root, part, version) if old else ():
+            old.pop(stem, None)
     for stem, found in old.items():
-        if stem not in used:
-            yield Garbage(DATA, f"{part}/data/{stem}", tuple(found))
+        yield Garbage(DATA, f"{part}/data/{stem}", tuple(found))
 
 
 def _records(root: Root, ledger: Ledger, cutoff: datetime) -> tuple[list[Garbage], dict[str, set[str]]]:

@@ -16,11 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from lance.commit import CommitConflictError
 
+from videoflow.persist import storage_failure
 from videoflow.store import schemas
 from videoflow.store.layout import LEDGER, Root
 from videoflow.store.reader import read_rows
 from videoflow.store.states import COLUMNS, DONE, FILTERED, NOWHERE, QUARANTINED, RETRY, LedgerRow, States, newest
-from videoflow.store.writer import append_rows, open_table, storage_failure
+from videoflow.store.writer import append_rows, open_table
 
 __all__ = [
     "DONE",

@@ -10,7 +10,7 @@ import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from videoflow.store.damage import damaged, reading
+from videoflow.store.damage import damaged, read, reading
 from videoflow.store.layout import Root
 from videoflow.store.writer import open_table
 
@@ -33,12 +33,15 @@ def read_rows(
     Raises:
         DamagedCatalog: they cannot be read.
     """
-    with reading(root.url, path):
+
+    def ask() -> pa.Table:
         table = (dataset or open_table(root, path)).to_table(
             columns=None if columns is None else list(columns), filter=where, with_row_id=with_row_ids
         )
         table.validate(full=True)  # text that is no UTF-8, lists that point beyond their end
         return table
+
+    return read(root.url, path, ask)
 
 
 def rows_of(

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 
 import lance
 from lance.commit import CommitConflictError
 from lance.fragment import FragmentMetadata
 
-from videoflow.store.damage import reading
+from videoflow.store.damage import read
 from videoflow.store.layout import Root
-from videoflow.store.writer import open_table, storage_failure
+from videoflow.store.writer import open_table, swap_fragments
 
 UNITS_PROPERTY = "videoflow.units"
 
@@ -29,6 +30,7 @@ class TableHead:
         self._root = root
         self._path = path
         self._dataset: lance.LanceDataset | None = None
+        self._num_fragments: int | None = None
         self._units: dict[str, int] = {}
         self._looked: range = range(0)  # versions whose transactions are in _units
         #: Nothing but swaps of ours has changed the table since it was last looked at by `units_since`.
@@ -41,6 +43,13 @@ class TableHead:
             self.is_own = False
         return self._dataset
 
+    @property
+    def num_fragments(self) -> int:
+        """Fragments of the version that is known."""
+        if self._num_fragments is None:
+            self._num_fragments = len(self.dataset.get_fragments())
+        return self._num_fragments
+
     def units_since(self, version: int) -> dict[str, int]:
         """Units named by the table's transactions after a version, and the newest version that brought each; older ones
         may be among them. What was read once is not read again.
@@ -49,8 +58,8 @@ class TableHead:
         known = self._looked
         since = known.stop - 1 if known and known.start <= version + 1 else version
         if newest > since:
-            with reading(self._root.url, self._path):
-                newest_first = self.dataset.get_transactions(newest - since)
+            ask = partial(self.dataset.get_transactions, newest - since)
+            newest_first = read(self._root.url, self._path, ask)
             for back, transaction in enumerate(newest_first):
                 properties = transaction.transaction_properties if transaction is not None else None
                 for unit in json.loads((properties or {}).get(UNITS_PROPERTY, "[]")):
@@ -62,29 +71,19 @@ class TableHead:
         """Add fragments at exactly the version that is known; False if the table has another one by now.
 
         Raises:
-            SystemFailure: storage failed.
+            OSError: storage failed, and the swap may have been carried out all the same.
         """
         dataset = self.dataset
-        transaction = lance.Transaction(
-            read_version=dataset.version,
-            operation=_addition(dataset, list(new)),
-            transaction_properties={UNITS_PROPERTY: json.dumps(list(units))},
-        )
         try:
-            committed = lance.LanceDataset.commit(
-                dataset,
-                transaction,
-                max_retries=0,
-                storage_options=self._root.lance_options(),
-                enable_stable_row_ids=True,
-            )
+            committed = swap_fragments(self._root, dataset, new, {UNITS_PROPERTY: json.dumps(list(units))})
         except CommitConflictError:
             self._forget()
             return False
-        except OSError as e:  # carried out or not: whoever asks next looks at the table anew
+        except OSError:  # carried out or not: whoever asks next looks at the table anew
             self._forget()
-            raise storage_failure(f"cannot commit to {dataset.uri}", e) from e
+            raise
         followed = committed.version == dataset.version + 1
+        self._num_fragments = self.num_fragments + len(new) if followed else None
         if followed and self._looked.stop == committed.version:
             self._looked = range(self._looked.start, committed.version + 1)
         self._dataset, self.is_own = committed, followed
@@ -92,13 +91,4 @@ class TableHead:
         return True
 
     def _forget(self) -> None:
-        self._dataset, self.is_own = None, False
-
-
-def _addition(dataset: lance.LanceDataset, new: list[FragmentMetadata]) -> lance.LanceOperation.BaseOperation:
-    anchor = dataset.get_fragment(0)
-    if anchor is None:  # compacted away: the oldest that is left, so that all who read this version take the same
-        anchor = min(dataset.get_fragments(), key=lambda f: f.fragment_id, default=None)
-    if anchor is None:
-        return lance.LanceOperation.Merge(new, dataset.lance_schema)  # of nothing: it conflicts with everything
-    return lance.LanceOperation.Update(updated_fragments=[anchor.metadata], new_fragments=new)
+        self._dataset, self._num_fragments, self.is_own = None, None, False

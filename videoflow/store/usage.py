@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from videoflow.store.damage import reading
-from videoflow.store.gc import Garbage, artifact_tables, by_part, find_garbage, is_table, published
+from videoflow.store.gc import UNFINISHED, Garbage, artifact_tables, by_part, find_garbage, is_table, published
 from videoflow.store.layout import CATALOG_FILE, LEDGER, SOURCES, Root, StoredObject
 from videoflow.store.ledger import Ledger
 from videoflow.store.writer import open_table
@@ -67,7 +67,9 @@ def usage(root: Root, ledger: Ledger, *, now: datetime) -> list[Usage]:
     for version in manifests:
         folder = f"versions/{version.replace('@', '/')}"
         lines.append(
-            Usage(VERSION, folder, "", *_counts(root, [f"{folder}/clips.lance"]), **_sizes(root.objects(folder)))
+            Usage(
+                VERSION, folder, "", *_counts(root, [f"{folder}/clips.lance"]), **_sizes(root.objects(folder), garbage)
+            )
         )
     lines += _others(root, garbage)
     return [*lines, *_strays(root, lines)]
@@ -92,6 +94,8 @@ def _others(root: Root, garbage: list[Garbage]) -> Iterator[Usage]:
     for g in garbage:
         if g.kind == VERSION:
             yield Usage(OTHER, f"{g.path} (never published)", **_sizes(g.objects, garbage))
+        if g.kind == UNFINISHED:
+            yield Usage(OTHER, f"{g.path} (never finished)", **_sizes(g.objects, garbage))
 
 
 def _counts(root: Root, parts: Iterable[str]) -> tuple[int, int]:

@@ -4,23 +4,28 @@
 
 from __future__ import annotations
 
-import errno
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import lance
 import pyarrow as pa
-from lance.fragment import write_fragments
+from lance.commit import CommitConflictError
+from lance.fragment import FragmentMetadata, write_fragments
 
 from videoflow.errors import SystemFailure
-from videoflow.store.damage import native_line, reading
+from videoflow.persist import insist
+from videoflow.store.damage import read
 from videoflow.store.layout import Root, part_number, part_path
 from videoflow.store.schemas import DATA_STORAGE_VERSION
 
 #: A table closes at this many fragments and its next part begins: a manifest costs 200 bytes a fragment at every
 #: commit.
 MAX_FRAGMENTS = 50_000
+#: Key in a Lance table's config that says a part is closed.
+CLOSED = "videoflow.closed"
 
 
 @dataclass(frozen=True)
@@ -40,9 +45,10 @@ class Target:
 
 
 def parts_of(root: Root, table: str, fingerprint: str) -> list[int]:
-    """Numbers of the parts a table has, in order."""
+    """Numbers of the parts a table has, in order. One whose maker was killed before its first manifest is none yet."""
     names = root.list_dirs(f"{table}/{fingerprint}")
-    return sorted(n for n in map(part_number, names) if n is not None)
+    numbers = sorted(n for n in map(part_number, names) if n is not None)
+    return [n for n in numbers if root.has_any(f"{part_path(table, fingerprint, n)}/_versions", ".manifest")]
 
 
 def open_table(root: Root, path: str, *, version: int | None = None) -> lance.LanceDataset:
@@ -51,54 +57,152 @@ def open_table(root: Root, path: str, *, version: int | None = None) -> lance.La
     Raises:
         DamagedCatalog: it cannot be opened.
     """
-    with reading(root.url, path):
-        return lance.dataset(root.uri(path), version=version, storage_options=root.lance_options())
+    uri = root.uri(path)
+    return read(root.url, path, lambda: lance.dataset(uri, version=version, storage_options=root.lance_options()))
+
+
+def _write(root: Root, path: str, data: Any, *, mode: str, schema: pa.Schema | None = None) -> None:
+    lance.write_dataset(
+        data,
+        root.uri(path),
+        schema=schema,
+        mode=mode,
+        data_storage_version=DATA_STORAGE_VERSION,
+        enable_stable_row_ids=True,
+        storage_options=root.lance_options(),
+    )
 
 
 def create_table(root: Root, path: str, schema: pa.Schema) -> None:
     """Make an empty table unless one is there; two makers at once are fine."""
-    try:
-        lance.write_dataset(
-            pa.RecordBatchReader.from_batches(schema, []),
-            root.uri(path),
-            schema=schema,
-            mode="create",
-            data_storage_version=DATA_STORAGE_VERSION,
-            enable_stable_row_ids=True,
-            storage_options=root.lance_options(),
-        )
-    except OSError as e:
-        if "already exists" not in str(e).lower():
-            raise storage_failure(f"cannot make {root.uri(path)}", e) from e
+
+    def make() -> None:
+        try:
+            _write(root, path, pa.RecordBatchReader.from_batches(schema, []), mode="create", schema=schema)
+        except OSError as e:
+            if "already exists" not in str(e).lower():
+                raise
+
+    insist(make, f"cannot make {root.uri(path)}")
+
+
+def write_new_table(root: Root, path: str, table: pa.Table) -> None:
+    """Write a whole table at a path that nobody else writes to.
+
+    Raises:
+        SystemFailure: storage failed, or holds other rows than were written.
+    """
+
+    def make() -> None:
+        try:
+            _write(root, path, table, mode="create")
+        except OSError as e:  # where the answer to an earlier try got lost, it is there
+            if "already exists" not in str(e).lower():
+                raise
+
+    insist(make, f"cannot write {root.uri(path)}")
+    written = insist(open_table(root, path).count_rows, f"cannot read {root.uri(path)}")
+    if written != len(table):
+        raise SystemFailure(f"{root.uri(path)}: {written} rows were written instead of {len(table)}; run again")
 
 
 def ensure_target(root: Root, *, stage: str, fingerprint: str, table: str, schema: pa.Schema) -> Target:
     """The open part of an artifact table, made if there is none; a full one is closed and its next part begun."""
     parts = parts_of(root, table, fingerprint)
-    part = parts[-1] if parts else 0
-    create_table(root, part_path(table, fingerprint, part), schema)  # a no-op once its first manifest is there
-    dataset = open_table(root, part_path(table, fingerprint, part))
-    if len(dataset.get_fragments()) >= MAX_FRAGMENTS:
-        part += 1
-        create_table(root, part_path(table, fingerprint, part), schema)
-        dataset = open_table(root, part_path(table, fingerprint, part))
-    return Target(stage, fingerprint, table, part, dataset.version)
+    target = Target(stage, fingerprint, table, parts[-1] if parts else 0, 0)
+    create_table(root, target.path, schema)  # a no-op once its first manifest is there
+    dataset = open_table(root, target.path)
+    if is_closed(dataset) or len(dataset.get_fragments()) >= MAX_FRAGMENTS:
+        return begin_next_part(root, target, schema)
+    return replace(target, since_version=dataset.version)
+
+
+def open_target(root: Root, target: Target) -> Target:
+    """Where rows go now: the same part, or the newest of those that were begun since the target was looked up."""
+    parts = parts_of(root, target.table, target.fingerprint)
+    if not parts or parts[-1] <= target.part:
+        return target
+    newest = replace(target, part=parts[-1])
+    return replace(newest, since_version=open_table(root, newest.path).version)
+
+
+def begin_next_part(root: Root, target: Target, schema: pa.Schema) -> Target:
+    """Close a part for good and make the next one. Any number of processes may do so at once, or die in between.
+
+    No row may come into both parts, so the old one is closed before the new one begins: every commit of units reads
+    the mark and swaps the very version that it read. The mark itself does not conflict with a commit that has not seen
+    it; the swap of nothing that follows does.
+    """
+    while True:
+        dataset = open_table(root, target.path)
+        if not is_closed(dataset):
+            insist(partial(dataset.update_config, {CLOSED: "1"}), f"cannot close {dataset.uri}")
+        elif insist(partial(_swap_nothing, root, dataset), f"cannot close {dataset.uri}"):
+            break
+    following = replace(target, part=target.part + 1)
+    create_table(root, following.path, schema)
+    return replace(following, since_version=open_table(root, following.path).version)
+
+
+def _swap_nothing(root: Root, dataset: lance.LanceDataset) -> bool:
+    try:
+        swap_fragments(root, dataset, [], {})
+    except CommitConflictError:
+        return False
+    return True
+
+
+def is_closed(dataset: lance.LanceDataset) -> bool:
+    """Whether a part takes no more units, as of this version of it."""
+    return bool(dataset.config().get(CLOSED) == "1")
+
+
+def swap_fragments(
+    root: Root, dataset: lance.LanceDataset, new: Sequence[FragmentMetadata], properties: dict[str, str]
+) -> lance.LanceDataset:
+    """Add fragments to exactly this version of a table (compare-and-swap); what this made. See store/swap.py.
+
+    Raises:
+        CommitConflictError: there is a newer one. OSError: it may have been carried out all the same.
+    """
+    transaction = lance.Transaction(
+        read_version=dataset.version, operation=_addition(dataset, list(new)), transaction_properties=properties
+    )
+    return lance.LanceDataset.commit(
+        dataset,
+        transaction,
+        max_retries=0,
+        storage_options=root.lance_options(),
+        enable_stable_row_ids=True,
+    )
+
+
+def _addition(dataset: lance.LanceDataset, new: list[FragmentMetadata]) -> lance.LanceOperation.BaseOperation:
+    anchor = dataset.get_fragment(0)
+    if anchor is None:  # compacted away: the oldest that is left, so that all who read this version take the same
+        anchor = min(dataset.get_fragments(), key=lambda f: f.fragment_id, default=None)
+    if anchor is None:
+        return lance.LanceOperation.Merge(new, dataset.lance_schema)  # of nothing: it conflicts with everything
+    return lance.LanceOperation.Update(updated_fragments=[anchor.metadata], new_fragments=new)
 
 
 def write_rows(
-    root: Root, target: Target, schema: pa.Schema, batches: Iterator[pa.RecordBatch], *, expected: int
+    root: Root, target: Target, schema: pa.Schema, batches: Callable[[], Iterator[pa.RecordBatch]], *, expected: int
 ) -> list[str]:
     """Write rows as new fragments of a table, streaming; JSON of each fragment's metadata.
+
+    Args:
+        batches: gives the rows, from their beginning each time it is called.
 
     Raises:
         SystemFailure: storage failed, or holds another number of rows than were written.
     """
     if expected == 0:
         return []
-    reader = pa.RecordBatchReader.from_batches(schema, batches)
-    try:
-        fragments = write_fragments(
-            reader,
+
+    def write() -> list[FragmentMetadata]:
+        written: list[FragmentMetadata] = write_fragments(
+            pa.RecordBatchReader.from_batches(schema, batches()),
             root.uri(target.path),
             schema=schema,
             mode="append",
@@ -106,8 +210,9 @@ def write_rows(
             enable_stable_row_ids=True,
             storage_options=root.lance_options(),
         )
-    except OSError as e:
-        raise storage_failure(f"cannot write to {root.uri(target.path)}", e) from e
+        return written
+
+    fragments = insist(write, f"cannot write to {root.uri(target.path)}")
     written = sum(f.physical_rows for f in fragments)
     if written != expected:
         raise SystemFailure(f"{root.uri(target.path)}: {written} rows were written instead of {expected}; run again")
@@ -116,22 +221,4 @@ def write_rows(
 
 def append_rows(root: Root, path: str, table: pa.Table) -> None:
     """Append to one of the tables in which double rows do no harm (ledger, sources). Such appends never conflict."""
-    try:
-        lance.write_dataset(
-            table,
-            root.uri(path),
-            mode="append",
-            data_storage_version=DATA_STORAGE_VERSION,
-            enable_stable_row_ids=True,
-            storage_options=root.lance_options(),
-        )
-    except OSError as e:
-        raise storage_failure(f"cannot write to {root.uri(path)}", e) from e
-
-
-def storage_failure(what: str, e: Exception) -> SystemFailure:
-    """One line for a storage error; a full disk is called one."""
-    text = native_line(e)
-    if getattr(e, "errno", None) == errno.ENOSPC or "No space left" in text or "os error 28" in text:
-        return SystemFailure(f"{what}: the disk is full; make room and run the same command again")
-    return SystemFailure(f"{what}: {text}")
+    insist(lambda: _write(root, path, table, mode="append"), f"cannot write to {root.uri(path)}")
