@@ -25,9 +25,10 @@ from videoflow.stage import ClipFrames, ClipStage, Item, PassConsumer, Product, 
 from videoflow.store.commit import UnitRecord
 from videoflow.store.ledger import DONE, FILTERED, QUARANTINED, ItemResult
 from videoflow.store.reader import rows_of
-from videoflow.telemetry.meter import count, metered, span
+from videoflow.telemetry.meter import count, metered
 from videoflow.unit import ClipItem, DecodeItem, JoinItem, PartItem, RowsItem, SplitItem, StageWork, Unit, UnitReport
 from workers.fetch import fetched
+from workers.read_ahead import ReadAhead
 from workers.run_parts import run_long
 from workers.sandbox import DecodedVideo, Sandbox, spool_folder
 from workers.write_unit import batches_of, head_columns, quarantined, spooled, stage_rows
@@ -185,51 +186,41 @@ class UnitRunner:
         live = self._live(work)
         assert isinstance(live, ClipStage)
         reader = ClipReader([unit.root.uri(p) for p in unit.tables["frames"]], unit.root.lance_options())
+        batches = [unit.items[at : at + live.batch_size] for at in range(0, len(unit.items), live.batch_size)]
         results, rows = [], []
-        for at in range(0, len(unit.items), live.batch_size):
-            self._check()
-            batch: Sequence[ClipItem] = unit.items[at : at + live.batch_size]
-            for item, product in zip(batch, self._products(live, reader, batch), strict=True):
-                if isinstance(product, MediaError):
-                    results.append(quarantined(item.item_key, item.video_key, item.input_digest, product))
-                    continue
-                result = _result(item, product)
-                results.append(result)
-                rows += [{**head_columns(result, item.stream), **row} for row in product.rows if result.rows]
+        with ReadAhead(reader, self._engine) as ahead:
+            for batch, frames in ahead.batches(batches):
+                self._check()
+                for item, product in zip(batch, self._products(live, ahead, batch, frames), strict=True):
+                    if isinstance(product, MediaError):
+                        results.append(quarantined(item.item_key, item.video_key, item.input_digest, product))
+                        continue
+                    result = _result(item, product)
+                    results.append(result)
+                    rows += [{**head_columns(result, item.stream), **row} for row in product.rows if result.rows]
         record = stage_rows(unit, work, results, lambda: batches_of(work.stage.schema(), rows))
         return _report(record)
 
-    def _products(self, stage: ClipStage, reader: ClipReader, batch: Sequence[ClipItem]) -> list[Product | MediaError]:
+    def _products(
+        self, stage: ClipStage, ahead: ReadAhead, batch: Sequence[ClipItem], frames: list[ClipFrames] | BadSample
+    ) -> list[Product | MediaError]:
         """One outcome a clip; a clip whose cached bytes are damaged fails alone."""
-        try:
-            frames = [self._load(reader, item) for item in batch]
-        except BadSample:
-            if len(batch) > 1:
-                return [self._products(stage, reader, [item])[0] for item in batch]
-            return [
-                MediaError("io_error", "cached frames are damaged (CRC or row); recompute stage frames for this video")
-            ]
+        if isinstance(frames, BadSample):
+            why = "cached frames are damaged (CRC or row); recompute stage frames for this video"
+            return self._alone(stage, ahead, batch, MediaError("io_error", why))
         try:
             return list(stage.process(frames))
         except MediaError as e:
-            return self._alone(stage, reader, batch, e)
+            return self._alone(stage, ahead, batch, e)
         except (RuntimeError, ValueError, ArithmeticError, IndexError, TypeError) as e:  # a model's own failure
-            return self._alone(stage, reader, batch, MediaError("model_error", f"{type(e).__name__}: {first_line(e)}"))
+            return self._alone(stage, ahead, batch, MediaError("model_error", f"{type(e).__name__}: {first_line(e)}"))
 
     def _alone(
-        self, stage: ClipStage, reader: ClipReader, batch: Sequence[ClipItem], failure: MediaError
+        self, stage: ClipStage, ahead: ReadAhead, batch: Sequence[ClipItem], failure: MediaError
     ) -> list[Product | MediaError]:
         if len(batch) == 1:
             return [failure]
-        return [self._products(stage, reader, [item])[0] for item in batch]
-
-    @metered("read")
-    def _load(self, reader: ClipReader, item: ClipItem) -> ClipFrames:
-        (encoded,) = reader.read([item.clip], [item.wanted])
-        count(bytes_read=sum(len(p) for p in encoded.payloads))
-        with span("unpack"):
-            (video,) = self._engine.decode([encoded], size=None, fit="crop")
-        return ClipFrames(item.clip.clip_key, item.video_key, video, encoded.pts_seconds)
+        return [self._products(stage, ahead, [item], ahead.alone(item))[0] for item in batch]
 
 
 def _result(item: RowsItem | ClipItem, product: Product) -> ItemResult:
