@@ -49,6 +49,8 @@ def ray_cluster(num_cpus: int = 3) -> Iterator[Cluster]:
     port, dashboard, agent, metrics, client = free_ports(5)
     env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     env |= {"PATH": f"{home / 'bin'}:/usr/bin:/bin", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+    # A busy machine is no reason for a node to give itself up.
+    env |= {"RAY_agent_register_timeout_ms": "300000", "RAY_health_check_failure_threshold": "60"}
     command = [Path(sys.executable).with_name("ray"), "start", "--head", "--block", "--disable-usage-stats"]
     options = {
         "port": port,
@@ -70,6 +72,8 @@ def ray_cluster(num_cpus: int = 3) -> Iterator[Cluster]:
         _wait(head, address, home / "head.log")
         yield Cluster(address, home / "token", f"127.0.0.1:{port}", num_cpus)
     finally:
+        if head.poll() is not None:
+            print(f"the head ended by itself: {(home / 'head.log').read_text()[-2000:]}")
         _end(head)
         shutil.rmtree(home, ignore_errors=True)
 
