@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 TOKEN = "a-token-that-only-this-cluster-knows-0123456789"
-START_SECONDS = 120
+START_SECONDS, STARTS = 120, 3
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,31 @@ def ray_cluster(num_cpus: int = 3) -> Iterator[Cluster]:
         (home / "bin").mkdir(exist_ok=True)
         (home / "bin" / name).write_text("#!/bin/sh\necho 'the interpreter on PATH' >&2\nexit 9\n")
         (home / "bin" / name).chmod(0o755)
+    (home / "token").write_text(TOKEN)
+    head = None
+    try:
+        for _ in range(STARTS):
+            head, dashboard, gcs = _start(home, num_cpus)
+            if _is_up(head, dashboard, home / "head.log"):
+                break
+            _end(head)
+        else:
+            raise AssertionError(f"ray start did not come up: {(home / 'head.log').read_text()[-2000:]}")
+        yield Cluster(dashboard, home / "token", gcs, num_cpus)
+    finally:
+        if head is not None:
+            if head.poll() is not None:
+                print(f"the head ended by itself: {(home / 'head.log').read_text()[-2000:]}")
+            _end(head)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _start(home: Path, num_cpus: int) -> tuple[subprocess.Popen[bytes], str, str]:
     port, dashboard, agent, metrics, client = free_ports(5)
     env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     env |= {"PATH": f"{home / 'bin'}:/usr/bin:/bin", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+    # A busy machine is no reason for a node to give itself up.
+    env |= {"RAY_agent_register_timeout_ms": "300000", "RAY_health_check_failure_threshold": "60"}
     command = [Path(sys.executable).with_name("ray"), "start", "--head", "--block", "--disable-usage-stats"]
     options = {
         "port": port,
@@ -62,26 +84,21 @@ def ray_cluster(num_cpus: int = 3) -> Iterator[Cluster]:
         "temp-dir": home / "t",
     }
     command += [f"--{k}={v}" for k, v in options.items()]
-    (home / "token").write_text(TOKEN)
     with (home / "head.log").open("wb") as log:
         head = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
-    try:
-        address = f"http://127.0.0.1:{dashboard}"
-        _wait(head, address, home / "head.log")
-        yield Cluster(address, home / "token", f"127.0.0.1:{port}", num_cpus)
-    finally:
-        _end(head)
-        shutil.rmtree(home, ignore_errors=True)
+    return head, f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{port}"
 
 
-def _wait(head: subprocess.Popen[bytes], address: str, log: Path) -> None:
+def _is_up(head: subprocess.Popen[bytes], address: str, log: Path) -> bool:
+    """Wait for it. Ray's own patience with a busy machine, 30 s for the node, cannot be set: the head then ends."""
     request = urllib.request.Request(f"{address}/api/version", headers={"Authorization": f"Bearer {TOKEN}"})
     until = time.monotonic() + START_SECONDS
     while time.monotonic() < until and head.poll() is None:
-        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5):
-            return
+        if b"Ray runtime started" in log.read_bytes():
+            with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5):
+                return True
         time.sleep(0.3)
-    raise AssertionError(f"ray start did not come up: {log.read_text()[-2000:]}")
+    return False
 
 
 def _end(head: subprocess.Popen[bytes]) -> None:

@@ -83,7 +83,8 @@ def submit(
     Ctrl-C while following leaves the job alone.
     """
     check_name(name)
-    parse_percent(max_quarantined), parse_bytes(memory)
+    parse_percent(max_quarantined)
+    parse_bytes(memory)
     if ":" not in engine:
         engine_path(engine)
     chosen = recipes.load(recipe).with_settings(settings or [])
