@@ -28,7 +28,7 @@ from videoflow.telemetry.outlets import appending, serving
 from videoflow.telemetry.verdict import BOTTLENECKS, COMMITTING, DOMINANT, IDLING, MANY_WAITING, MIN_SECONDS
 from videoflow.telemetry.watch import JobWatch
 from videoflow.testing import make_barcode_video
-from workers import local_engine, run_unit
+from workers import local_engine, write_unit
 
 DOCS = (Path(__file__).parent.parent / "docs" / "watching.md").read_text(encoding="utf-8")
 NUM_VIDEOS, NUM_FRAMES = 8, 45
@@ -120,7 +120,7 @@ def test_a_decoder_that_waits_for_its_file(told: Any, videos: Path) -> None:
 
 
 def test_slow_writing(told: Any, videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow(monkeypatch, run_unit, "write_rows", 0.4)
+    slow(monkeypatch, write_unit, "write_rows", 0.4)
     verdict = told(Recipe(stages=STAGES), videos)["verdict"]
     assert (verdict["bottleneck"], verdict["stage"]) == ("storage_write", "decode")
     assert "wrote to the catalog" in verdict["says"] and "--root" in verdict["remedy"]
