@@ -95,7 +95,8 @@ class LocalEngine:
         except BaseException as e:
             self._hand_over(ended, e)
         finally:
-            runner.close()
+            with meter.span("start_up"):  # and its end
+                runner.close()
             self._hand_over(ended, None)
 
     def _hand_over(

@@ -62,6 +62,11 @@ def test_commits_need_both_a_busy_driver_and_units_that_wait() -> None:
     )  # a pile at the end, from a driver that mostly waits
 
 
+def test_one_worker_never_has_too_few_units() -> None:
+    states = {"decode": 5.0, "idle": 15.0}
+    assert [judge(stage(states, workers=n)).bottleneck for n in (1, 2)] == ["decode", "too_few_units"]
+
+
 def test_starting_is_no_part_of_the_time_that_commits_are_held_against() -> None:
     busy = {"start_up": 20.0, "wait": 4.0, "commit": 6.0}
     piled = Units(total=8, committed=8, mean_waiting=2.0)

@@ -69,7 +69,7 @@ def judge(f: StageFigures) -> Verdict:
     if committing >= COMMITTING and f.units.mean_waiting >= MANY_WAITING:
         return _commits(f, committing)
     whole = f.worker_seconds - f.states.get("start_up", 0.0)
-    if whole and f.states.get("idle", 0.0) / whole > IDLING:
+    if f.workers > 1 and whole and f.states.get("idle", 0.0) / whole > IDLING:
         return _idle(f, f.states["idle"] / whole)
     sums = {kind: sum(working.get(s, 0.0) for s in states) for kind, states in KINDS.items()}
     kind = max(sums, key=lambda k: sums[k])
