@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from videoflow.errors import InputError, MissingExtra, SystemFailure, VideoflowError
+from videoflow.errors import InputError, MissingExtra, SystemFailure, VideoflowError, first_line
 from videoflow.sources import printable
 from videoflow.telemetry.meter import Meter, WorkerSnapshot
 from videoflow.telemetry.watch import SAMPLE_SECONDS
@@ -110,8 +110,8 @@ class RayEngine:
                         configure_logging=True,
                         **self._local_options(),
                     )
-            except (ConnectionError, RuntimeError, ValueError) as e:
-                raise SystemFailure(f"cannot start Ray: {str(e).splitlines()[0]}") from e
+            except Exception as e:  # Ray raises its bare class for a node that does not come up
+                raise SystemFailure(f"cannot start Ray: {first_line(e)}") from e
         #: Nodes that an autoscaler has yet to start are not counted: there the number has to be told.
         self.workers = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         self._board: Any = ray.remote(num_cpus=0)(_Board).remote()

@@ -114,6 +114,7 @@ class Heartbeat(PassConsumer):
 
 def set_up(works: list[tuple[str, PassConsumer]]) -> list[PassConsumer]:
     """Runs in the child. Consumers of (fingerprint, consumer), each set up once a child and kept."""
+    _HEARTBEAT.value += 1
     consumers = []
     for fp, stage in works:
         if fp not in _SET_UP:
@@ -157,7 +158,6 @@ def _begin_child(parent: int, pid: Any, heartbeat: Any, meter: Any) -> None:
     """The child dies with its parent (kill -9 included), leaves Ctrl-C to it, and tells its pid."""
     global _HEARTBEAT, _CLOCK
     _HEARTBEAT, _CLOCK = heartbeat, PassClock(meter)
-    pid.value = os.getpid()
     with contextlib.suppress(OSError, AttributeError):  # Linux only; elsewhere the closed pipe ends it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -168,6 +168,7 @@ def _begin_child(parent: int, pid: Any, heartbeat: Any, meter: Any) -> None:
 
     cv2.setNumThreads(1)
     av.logging.set_level(av.logging.FATAL)
+    pid.value = os.getpid()  # from here on it is watched: what it took to start is nobody's fault
 
 
 class _ChildDied(Exception):
