@@ -13,7 +13,7 @@ from typing import Any
 import lance
 import numpy as np
 import pyarrow as pa
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from videoflow.dataset.assemble import cached_videos, place_clip, version_table
@@ -105,7 +105,7 @@ def write(rows: list[dict[str, Any]], schema: pa.Schema, uri: str) -> None:
     lance.write_dataset(pa.table(columns, schema=schema), uri, data_storage_version="2.2", enable_stable_row_ids=True)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15)
 @given(streams(), st.sampled_from(["8", "2", "25", "30000/1001", "1/2"]), st.sampled_from([1, 4]), st.data())
 def test_pts_survive_from_the_decoder_to_the_loader(
     stream: tuple[Fraction, list[int], int], fps: str, chunk_seconds: int, data: st.DataObject
