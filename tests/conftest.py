@@ -9,11 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.http_server import Server
 from tests.jobs import run_job
 from videoflow import recipe as recipes
 from videoflow.dataset.catalog import Catalog
+
+# A property is about values: how long an example takes on a busy machine says nothing.
+settings.register_profile("videoflow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("videoflow")
 
 ROOT = Path(__file__).resolve().parent.parent
 CORPUS = Path(os.environ.get("VIDEOFLOW_CORPUS") or ROOT.parent / "shared" / "videos")

@@ -15,12 +15,13 @@ from videoflow.store.schemas import ARTIFACT_HEAD
 class PoisonParams(StageParams):
     """``how`` it misbehaves on videos of exactly ``num_frames`` frames; all others pass."""
 
-    how: Literal["hang", "crash", "allocate", "raise"] = "hang"
+    how: Literal["hang", "crash", "allocate", "raise", "crawl"] = "hang"
     num_frames: int = 33
+    seconds_a_frame: float = 0.0
 
 
 class Poison(PassConsumer):
-    """Misbehaves at the last frame."""
+    """Misbehaves at the last frame; with ``crawl`` it is only slow, at every one."""
 
     name: ClassVar[str] = "poison"
     version: ClassVar[int] = 1
@@ -35,9 +36,11 @@ class Poison(PassConsumer):
 
     def see(self, frame: ShownFrame) -> None:
         self._seen += 1
+        if self.params.how == "crawl":
+            time.sleep(self.params.seconds_a_frame)
 
     def finish(self, summary: VideoSummary) -> Product:
-        if self._seen == self.params.num_frames:
+        if self._seen == self.params.num_frames and self.params.how != "crawl":
             self._misbehave()
         return Product(digest="0" * 32)
 

@@ -37,3 +37,26 @@ def test_a_poisoned_video_costs_only_itself(
     assert summary.clips == 2
     again = run_job(Recipe(stages=stages), [tmp_path / "in"], tmp_path / "cat", workers=1)
     assert (again.decoded_videos, again.quarantined) == (0, 1)
+
+
+def test_a_video_that_is_slow_but_goes_on_is_no_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline is for the next frame, not for the video: 40 frames of half a second each, under a limit of 15 s."""
+    monkeypatch.setattr(sandbox, "DEADLINE_SECONDS", 15.0)
+    (tmp_path / "in").mkdir()
+    make_barcode_video(tmp_path / "in" / "a.mp4", num_frames=40)
+    crawl = {"use": "tests.workers.poison:Poison", "how": "crawl", "seconds_a_frame": 0.5}
+    summary = run_job(Recipe(stages={"frames": {}, "poison": crawl}), [tmp_path / "in"], tmp_path / "cat", workers=1)
+    assert (summary.done, summary.quarantined) == (1, 0)
+
+
+def test_an_hour_of_video_is_decoded_whole(tmp_path: Path) -> None:
+    """3600 frames, one a second: small to store, long to play."""
+    (tmp_path / "in").mkdir()
+    make_barcode_video(tmp_path / "in" / "hour.mp4", num_frames=3600, rate="1")
+    stages = {"frames": {"fps": "1"}, "shots": {"detector": "hsv"}, "clips": {"by": "windows", "window_seconds": 600}}
+    summary = run_job(Recipe(stages=stages), [tmp_path / "in"], tmp_path / "cat", workers=1)
+    assert (summary.done, summary.frames_decoded, summary.clips) == (1, 3600, 6)
+    version = videoflow.open(tmp_path / "cat").version("x")
+    assert version.sql("SELECT sum(num_frames) AS n, max(t1_us) AS t FROM clips").to_pylist() == [
+        {"n": 3600, "t": 3_600_000_000}
+    ]
