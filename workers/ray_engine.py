@@ -70,8 +70,9 @@ class RayEngine:
                         configure_logging=True,
                         **self._local_options(),
                     )
-            except (ConnectionError, RuntimeError, ValueError) as e:
-                raise SystemFailure(f"cannot start Ray: {str(e).splitlines()[0]}") from e
+            except Exception as e:  # Ray raises bare Exceptions too, e.g. where the machine is too busy for its start
+                why = (str(e).splitlines() or [type(e).__name__])[0][:200]
+                raise SystemFailure(f"cannot start Ray: {why}; run the same command again to resume") from e
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
         context.print_on_execution_start = False

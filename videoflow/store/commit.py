@@ -30,6 +30,7 @@ from videoflow.persist import TRIES, WAIT_SECONDS, insist, is_passing, storage_f
 from videoflow.store import writer
 from videoflow.store.layout import Root, part_path, staging_prefix
 from videoflow.store.ledger import ItemResult, Ledger
+from videoflow.store.tail import LedgerTail
 from videoflow.store.writer import Target, is_closed, open_table, read_table, swap_fragments
 
 #: Item keys asked for in one filter.
@@ -91,6 +92,8 @@ class Committer:
         self._root = root
         self._ledger = ledger
         self._committed: dict[tuple[str, str], set[str]] = {}
+        self._tails: dict[tuple[str, str], LedgerTail] = {}
+        self._transactions: dict[str, tuple[int, int, dict[str, int]]] = {}  # of a table: first, last read, units
         self._own_version: dict[str, int] = {}  # of a table, right after our own last commit to it
 
     def recover(self, stage: str, fingerprint: str) -> int:
@@ -134,7 +137,8 @@ class Committer:
         failed = 0
         while wanted:
             dataset = open_table(self._root, target.path)
-            committed = self._units_in_transactions(dataset, min(r.target.since_version for r in records))
+            since = min(r.target.since_version for r in records)
+            committed = self._units_in_transactions(dataset, target.path, since)
             for unit, version in committed.items():
                 # A commit from before the record was staged is of an earlier unit with the same items (a retry).
                 if unit in wanted and version > wanted[unit].target.since_version:
@@ -161,8 +165,10 @@ class Committer:
         """
         if not wanted:
             return
-        states = self._ledger.states(target.stage, target.fingerprint)
-        taken: set[str] = {k for k, row in states.items() if row.state != "quarantined"}
+        by = (target.stage, target.fingerprint)
+        if by not in self._tails:
+            self._tails[by] = LedgerTail(self._root, *by)
+        taken = set(self._tails[by].taken())
         if self._own_version.get(target.path) != dataset.version:
             taken |= self._keys_in_table(
                 target, dataset, [i.item_key for r in wanted.values() for i in r.items if i.rows]
@@ -201,17 +207,21 @@ class Committer:
             writer.begin_next_part(self._root, target, dataset.schema)
         return True
 
-    def _units_in_transactions(self, dataset: lance.LanceDataset, since: int) -> dict[str, int]:
-        """Units named by the table's transactions after version ``since``, and the newest version that brought each."""
-        found: dict[str, int] = {}
-        if dataset.version > since:
-            newest_first = insist(
-                lambda: dataset.get_transactions(dataset.version - since), f"cannot read transactions of {dataset.uri}"
-            )
-            for back, transaction in enumerate(newest_first):
+    def _units_in_transactions(self, dataset: lance.LanceDataset, path: str, since: int) -> dict[str, int]:
+        """Units named by the table's transactions after version ``since``, and the newest version that brought each.
+        What was read once is kept.
+        """
+        first, last, found = self._transactions.get(path, (since, since, {}))
+        if since < first or dataset.version < last:  # an older record, or another table in the place of the first
+            first, last, found = since, since, {}
+        if dataset.version > last:
+            ask = partial(dataset.get_transactions, dataset.version - last)
+            for back, transaction in enumerate(insist(ask, f"cannot read transactions of {dataset.uri}")):
                 properties = transaction.transaction_properties if transaction is not None else None
                 for unit in json.loads((properties or {}).get(UNITS_PROPERTY, "[]")):
-                    found.setdefault(unit, dataset.version - back)
+                    found[unit] = max(found.get(unit, 0), dataset.version - back)
+            last = dataset.version
+        self._transactions[path] = (first, last, found)
         return found
 
     def _known(self, stage: str, fingerprint: str) -> set[str]:

@@ -70,7 +70,7 @@ class Ledger:
     def states(self, stage: str, fingerprint: str) -> dict[str, LedgerRow]:
         """Newest row of every item of one stage and fingerprint, by item key; items to be retried have none."""
         columns = ["item_key", "video_key", "input_digest", "output_digest", "rows", "state", "class", "message", "at"]
-        table = self.table(columns, _of(stage, fingerprint))
+        table = self.table(columns, of_stage(stage, fingerprint))
         newest: dict[str, LedgerRow] = {}
         for values in zip(*(table[c].to_pylist() for c in columns), strict=True):
             row = LedgerRow(*values)
@@ -80,12 +80,12 @@ class Ledger:
 
     def units(self, stage: str, fingerprint: str) -> set[str]:
         """Units of one stage and fingerprint that are committed, none of whose items is to be retried."""
-        table = self.table(["unit"], _of(stage, fingerprint))
+        table = self.table(["unit"], of_stage(stage, fingerprint))
         return {u for u in table["unit"].to_pylist() if u} - self._reopened(stage, fingerprint)
 
     def _reopened(self, stage: str, fingerprint: str) -> set[str]:
         """Units with an item that is to be retried: a retry of the same list of items has the same unit id."""
-        where = _of(stage, fingerprint)
+        where = of_stage(stage, fingerprint)
         asked = set(self.table(["item_key"], f"{where} AND state = '{RETRY}'")["item_key"].to_pylist())
         if not asked:
             return set()
@@ -136,7 +136,8 @@ class Ledger:
             append_rows(self._root, LEDGER, pa.Table.from_pylist(rows, schema=schemas.LEDGER))
 
 
-def _of(stage: str, fingerprint: str) -> str:
+def of_stage(stage: str, fingerprint: str) -> str:
+    """Filter for the rows of one stage and fingerprint."""
     return f"stage = '{_quoted(stage)}' AND fingerprint = '{_quoted(fingerprint)}'"
 
 
