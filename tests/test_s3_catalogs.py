@@ -180,7 +180,8 @@ def test_what_is_wrong_is_said_in_one_line(proxy: Server, root: str, monkeypatch
     nobody = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
     assert line(root, **nobody).startswith(f"no credentials for {root}: set AWS_ACCESS_KEY_ID")
     assert "The config profile (nobody) could not be found" in line(root, **nobody, AWS_PROFILE="nobody")
-    assert line("s3://nowhere/cat") == "cannot look up s3://nowhere/cat/catalog.json: there is no such bucket; make it and run the same command again"  # fmt: skip
+    told = line("s3://nowhere/cat")
+    assert told.startswith("cannot write s3://nowhere/cat/") and "there is no such bucket; make it and run" in told
     told = line(f"s3://{KEY_ID}:{SECRET}@catalogs/cat?versionId=1")
     assert told.startswith("root s3://catalogs/cat: no credentials and no query in a root")
     assert line("s3:///cat").startswith("root s3:///cat names no bucket")
