@@ -111,8 +111,8 @@ def _process(command: list[str], port: int) -> Iterator[None]:
             time.sleep(0.1)
         yield
     finally:
-        process.terminate()
-        process.wait(20)
+        process.kill()  # there is nothing to keep
+        process.wait(60)
 
 
 def _answers(port: int) -> bool:

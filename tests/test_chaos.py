@@ -30,6 +30,8 @@ from videoflow.testing import make_barcode_video
 
 LONG = bool(os.environ.get("VIDEOFLOW_LONG"))
 NUM_VIDEOS = 60 if LONG else 5
+SECONDS = 7200 if LONG else 300
+pytestmark = pytest.mark.timeout(SECONDS)  # the long form takes what it takes
 STAGES = {
     "frames": {"short_side": 32},
     "shots": {"detector": "hsv"},
@@ -83,7 +85,7 @@ def at_steps() -> list[str]:
 @pytest.mark.parametrize("step", at_steps())
 def test_death_at_every_step_of_the_commit_protocol(made: dict[str, Path], tmp_path: Path, step: str) -> None:
     command = [sys.executable, "-m", "tests.killed_run", step, "1", "SIGKILL", *arguments(made, tmp_path / "cat")]
-    died = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    died = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
     assert died.returncode == -signal.SIGKILL, died.stderr
     finish(made, tmp_path / "cat")
 
@@ -104,7 +106,6 @@ if LONG:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(7200 if LONG else 300)
 @pytest.mark.parametrize(("engine", "wanted"), [("local", LOCAL_KILLS), ("ray", RAY_KILLS)], ids=["local", "ray"])
 def test_random_kills(
     made: dict[str, Path],
@@ -133,7 +134,7 @@ def test_two_drivers_at_once_on_overlapping_recipes(made: dict[str, Path], tmp_p
     drivers = [
         subprocess.Popen([sys.executable, "-m", "videoflow.cli.main", *c], stdout=subprocess.PIPE) for c in commands
     ]
-    answers = [json.loads(d.communicate(timeout=250)[0]) for d in drivers]
+    answers = [json.loads(d.communicate(timeout=SECONDS)[0]) for d in drivers]
     assert [(a["done"], a["quarantined"], a["pending"]) for a in answers] == [(NUM_VIDEOS, 1, 0)] * 2
     for name in ("x", "y"):
         assert_same(root, reference, name=name)
@@ -156,14 +157,14 @@ def test_a_paused_driver_wakes_after_others_and_a_compaction(made: dict[str, Pat
         assert removed > NUM_VIDEOS
     finally:
         paused.send_signal(signal.SIGCONT)
-    out, err = paused.communicate(timeout=250)
+    out, err = paused.communicate(timeout=SECONDS)
     assert paused.returncode == 0, err
     assert json.loads(out)["pending"] == 0
     finish(made, root)
 
 
 def _wait_until_stopped(process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + SECONDS
     while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
         assert process.poll() is None and time.monotonic() < deadline, "it never came to that step"
         time.sleep(0.05)
@@ -183,7 +184,6 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600 if LONG else 300)
 def test_random_kills_on_s3_behind_a_faulty_proxy(
     made: dict[str, Path], faulty: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,6 +218,6 @@ def test_a_paused_driver_on_s3_wakes_after_others(made: dict[str, Path], faulty:
         ).optimize.compact_files()
     finally:
         paused.send_signal(signal.SIGCONT)
-    _, err = paused.communicate(timeout=250)
+    _, err = paused.communicate(timeout=SECONDS)
     assert paused.returncode == 0, err
     finish(made, root)

@@ -158,7 +158,7 @@ def storage_failure(what: str, e: BaseException) -> SystemFailure:
         return SystemFailure(f"{what}: the disk is full; make room {again}")
     code = _CODE.search(text)
     why = f" ({code[1]})" if code else ""
-    if is_refused(e) or "403 Forbidden" in text or "401 Unauthorized" in text:
+    if REFUSED.search(text) or "403 Forbidden" in text or "401 Unauthorized" in text:
         return SystemFailure(f"{what}: the store refuses the credentials in use{why}; mend them {again}")
     if code and code[1] == "NoSuchBucket":
         return SystemFailure(f"{what}: there is no such bucket; make it {again}")

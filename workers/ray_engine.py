@@ -110,8 +110,8 @@ class RayEngine:
                         configure_logging=True,
                         **self._local_options(),
                     )
-            except Exception as e:  # Ray raises its bare class for a node that does not come up
-                raise SystemFailure(f"cannot start Ray: {first_line(e)}") from e
+            except Exception as e:  # Ray raises bare Exceptions too, e.g. where the machine is too busy for its start
+                raise SystemFailure(f"cannot start Ray: {first_line(e)}; run the same command again to resume") from e
         #: Nodes that an autoscaler has yet to start are not counted: there the number has to be told.
         self.workers = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         self._board: Any = ray.remote(num_cpus=0)(_Board).remote()

@@ -29,7 +29,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, NotFoundError
 from obstore.store import LocalStore, from_url
 
-from videoflow.errors import CatalogError, DamagedCatalog, SystemFailure, shown
+from videoflow.errors import CatalogError, DamagedCatalog, SystemFailure, VideoflowError, shown
 from videoflow.persist import TRIES, WAIT_SECONDS, is_passing, lance_options, obstore_options, storage_failure
 from videoflow.store.damage import damaged
 from videoflow.store.s3 import S3Access
@@ -244,6 +244,8 @@ class Root:
                 obstore.put(self._store, path, data, mode="create")
             except (AlreadyExistsError, FileExistsError):
                 return not self.is_local and self.get(path) == data
+            except VideoflowError:
+                raise
             except Exception as e:
                 if "501 Not Implemented" in str(e) or isinstance(e, NotImplementedError):
                     raise CatalogError(no_conditional_puts(self)) from e
@@ -347,6 +349,8 @@ class Root:
         for i in range(1, TRIES + 1):
             try:
                 return work()
+            except VideoflowError:  # no credentials
+                raise
             except Exception as e:  # obstore raises its own family per backend
                 is_missing = isinstance(e, (NotFoundError, FileNotFoundError)) and "NoSuchBucket" not in str(e)
                 if is_missing and missing is not _FAIL:

@@ -133,15 +133,24 @@ def begin_next_part(root: Root, target: Target, schema: pa.Schema) -> Target:
     the mark and swaps the very version that it read. The mark itself does not conflict with a commit that has not seen
     it; the swap of nothing that follows does.
     """
-    while True:
-        dataset = open_table(root, target.path)
-        if not is_closed(dataset):
-            insist(partial(dataset.update_config, {CLOSED: "1"}), f"cannot close {dataset.uri}")
-        elif insist(partial(_swap_nothing, root, dataset), f"cannot close {dataset.uri}"):
-            break
+    while not insist(partial(_close, root, target.path), f"cannot close {root.uri(target.path)}"):
+        pass
     following = replace(target, part=target.part + 1)
     create_table(root, following.path, schema)
     return replace(following, since_version=open_table(root, following.path).version)
+
+
+def _close(root: Root, path: str) -> bool:
+    """One step of closing a part; True when it is closed and every later swap has seen so."""
+    dataset = open_table(root, path)
+    if not is_closed(dataset):
+        try:
+            dataset.update_config({CLOSED: "1"})
+        except (OSError, ValueError):  # another one's mark at the same moment is as good as ours
+            if not is_closed(open_table(root, path)):
+                raise
+        return False
+    return _swap_nothing(root, dataset)
 
 
 def _swap_nothing(root: Root, dataset: lance.LanceDataset) -> bool:
