@@ -6,6 +6,8 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import numpy as np
+
 from videoflow.dataset.catalog import Catalog
 from videoflow.errors import QUARANTINE_CLASSES, QueryError
 from videoflow.store.commit import Committer
@@ -43,10 +45,11 @@ def retry_quarantined(catalog: Catalog, *, classes: Collection[str] = (), uri: s
     for stage, fingerprint in sorted({(r["stage"], r["fingerprint"]) for r in pairs}):
         if stage != _TRIED_ANYWAY:
             committer.recover(stage, fingerprint)  # a record that waits must not put the old answer back afterwards
+        states = ledger.states(stage, fingerprint)
         bad = [
             r
-            for r in ledger.states(stage, fingerprint).values()
-            if r.state == QUARANTINED and (not classes or r.reason in classes) and (not video or r.video_key == video)
+            for r in states.rows(np.flatnonzero(states.is_state(QUARANTINED)[:-1]))
+            if (not classes or r.reason in classes) and (not video or r.video_key == video)
         ]
         if stage == _TRIED_ANYWAY:
             current = {s["video_key"] for s in catalog.known_sources().values()}

@@ -188,7 +188,7 @@ class Committer:
             if its.units_since(since).get(record.unit, 0) > since:
                 taken |= _with_rows(record)
         states = self._ledger.states(target.stage, target.fingerprint, among=mine)
-        return taken | {k for k, row in states.items() if row.state != QUARANTINED}
+        return taken | set(states.without(states.is_state(QUARANTINED)[:-1]))
 
     def _swap(self, dataset: lance.LanceDataset, new: list[FragmentMetadata], units: list[str], target: Target) -> bool:
         """One attempt; False if somebody else was faster.
