@@ -152,6 +152,7 @@ def test_a_job_is_left_cancelled_and_resumed_on_the_cluster(desk: Desk, monkeypa
     record = desk.record(second)
     assert (record["state"], record["resumes"], record["submission"]) == ("finished", job, second)
     assert (record["summary"]["decoded_videos"], record["summary"]["version"]) == (0, "x@1")
+    wait(lambda: (RayJobs(desk.cluster.address).info(second) or {}).get("status") == "SUCCEEDED")  # a moment later
     code, out, _ = desk.call("logs", desk.root, second, "--address", desk.cluster.address)
     assert code == 0 and out.splitlines()[-1] == "to the cluster it is succeeded"
 
