@@ -19,7 +19,7 @@ from videoflow.split import LongVideos
 from videoflow.store.commit import Committer
 from videoflow.store.writer import ensure_target
 from videoflow.telemetry.watch import JobWatch
-from videoflow.unit import Engine, StageWork, Unit, UnitReport, make_engine
+from videoflow.unit import Engine, StageWork, Unit, UnitReport, Units, UnitsToCome, make_engine
 
 UNITS_PER_WORKER = 4
 MAX_VIDEOS_PER_UNIT, MAX_SOURCE_BYTES_PER_UNIT = 64, 2 << 30
@@ -260,12 +260,13 @@ class Execution:
         counted: str,
     ) -> None:
         """One round over the items of a stage that have no result."""
-        work = (self._work(built),)
-        units = [
-            Unit(work, tuple(some), self._plan.root, self._job, tables=tables)
+        work, root = (self._work(built),), self._plan.root
+        units = (
+            Unit(work, tuple(some), root, self._job, tables=tables)
             for some in cut(items, count, self._workers, most, lambda _: 1)
-        ]
-        self._execute(built.key, units, count, counted)
+        )
+        num_units = -(-count // per_unit(count, self._workers, most))
+        self._execute(built.key, UnitsToCome(num_units, units), count, counted)
         self._plan.refresh(built.key)
 
     def _work(self, b: BuiltStage) -> StageWork:
@@ -274,7 +275,7 @@ class Execution:
         target = ensure_target(self._plan.root, stage=b.name, fingerprint=b.fingerprint, table=b.table, schema=schema)
         return StageWork(b.stage, b.fingerprint, target)
 
-    def _execute(self, stage: str, units: Sequence[Unit], count: int, counted: str) -> None:
+    def _execute(self, stage: str, units: Units, count: int, counted: str) -> None:
         engine = self._started()
         self._progress.begin(stage, count, counted)
         began, s = time.monotonic(), self._summary
@@ -296,15 +297,20 @@ def _by_key(video: VideoSource) -> str:
     return video.video_key
 
 
+def per_unit(count: int, workers: int, most: int) -> int:
+    """How many of ``count`` items make a unit: at most ``most``, and at least four units a worker if it can be."""
+    return max(1, min(most, -(-count // (workers * UNITS_PER_WORKER))))
+
+
 def cut(items: Iterable[Any], count: int, workers: int, most: int, weight: Callable[[Any], int]) -> Iterator[list[Any]]:
     """Cut ``count`` items into units: at most ``most`` items and a bounded weight, and at least four units a worker if
     it can be.
     """
-    per_unit = max(1, min(most, -(-count // (workers * UNITS_PER_WORKER))))
+    enough = per_unit(count, workers, most)
     held: list[Any] = []
     held_weight = 0
     for item in items:
-        if held and (len(held) >= per_unit or held_weight + weight(item) > MAX_SOURCE_BYTES_PER_UNIT):
+        if held and (len(held) >= enough or held_weight + weight(item) > MAX_SOURCE_BYTES_PER_UNIT):
             yield held
             held, held_weight = [], 0
         held.append(item)

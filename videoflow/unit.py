@@ -6,7 +6,7 @@ worker, and answered with a report that holds metadata only: pixels stay where t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib.metadata import entry_points
@@ -164,6 +164,28 @@ class UnitReport:
     worker: WorkerSnapshot | None = None
 
 
+class Units(Protocol):
+    """Units to run: how many, and one after the other, once."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Unit]: ...
+
+
+@dataclass(frozen=True)
+class UnitsToCome:
+    """Units that are made when a worker asks for the next one, so that a million items need no memory of their own."""
+
+    count: int
+    made: Iterator[Unit]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Unit]:
+        return self.made
+
+
 class Engine(Protocol):
     """Runs units on workers. Made once a job; ``run`` may be called several times; ``close`` leaves no process
     behind.
@@ -177,7 +199,7 @@ class Engine(Protocol):
 
     workers: int
 
-    def run(self, units: Sequence[Unit]) -> Iterator[UnitReport]:
+    def run(self, units: Units) -> Iterator[UnitReport]:
         """Reports in the order they end. A SystemFailure of a worker is raised here, after which the job stops."""
 
     def close(self) -> None: ...

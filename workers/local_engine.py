@@ -10,16 +10,29 @@ import queue
 import secrets
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from videoflow.telemetry.meter import Meter, WorkerSnapshot
-from videoflow.unit import Unit, UnitReport
+from videoflow.unit import Unit, UnitReport, Units
 from workers.run_unit import Cancelled, UnitRunner
 from workers.watched import run_watched
 
 #: Finished units that may wait for the driver, a worker: then workers wait too, and memory stays flat.
 HAND_OVER_PER_WORKER = 2
 STOP_POLL_SECONDS = 0.1
+
+
+class _Todo:
+    """Units that nobody has begun; any thread may take the next one."""
+
+    def __init__(self, units: Units) -> None:
+        self._units = iter(units)
+        self._lock = threading.Lock()
+
+    def take(self) -> Unit | None:
+        """The next unit, None if there is none."""
+        with self._lock:
+            return next(self._units, None)
 
 
 class LocalEngine:
@@ -34,11 +47,9 @@ class LocalEngine:
         self._meters: list[Meter] = []
         self._given = 0
 
-    def run(self, units: Sequence[Unit]) -> Iterator[UnitReport]:
+    def run(self, units: Units) -> Iterator[UnitReport]:
         """Reports as units end; the first failure of a worker is raised after the others have stopped."""
-        todo: queue.SimpleQueue[Unit] = queue.SimpleQueue()
-        for unit in units:
-            todo.put(unit)
+        todo = _Todo(units)
         count = min(self.workers, len(units))
         ended: queue.Queue[UnitReport | BaseException | None] = queue.Queue(HAND_OVER_PER_WORKER * count)
         self._stop.clear()
@@ -76,16 +87,13 @@ class LocalEngine:
         """Finished units that nobody has taken yet."""
         return sum(meter.num_units for meter in self._meters) - self._given
 
-    def _work(
-        self, todo: queue.SimpleQueue[Unit], ended: queue.Queue[UnitReport | BaseException | None], meter: Meter
-    ) -> None:
+    def _work(self, todo: _Todo, ended: queue.Queue[UnitReport | BaseException | None], meter: Meter) -> None:
         runner = UnitRunner(memory_bytes=self._memory)
         self._runners.append(runner)
         try:
             while not self._stop.is_set():
-                try:
-                    unit = todo.get_nowait()
-                except queue.Empty:
+                unit = todo.take()
+                if unit is None:
                     return
                 report = run_watched(runner, unit, meter)
                 with meter.span("hand_over"):

@@ -16,14 +16,14 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from videoflow.errors import InputError, MissingExtra, SystemFailure, VideoflowError, first_line
 from videoflow.sources import printable
 from videoflow.telemetry.meter import Meter, WorkerSnapshot
 from videoflow.telemetry.watch import SAMPLE_SECONDS
-from videoflow.unit import Unit, UnitReport
+from videoflow.unit import UnitReport, Units
 
 try:
     import ray
@@ -130,7 +130,7 @@ class RayEngine:
             "object_store_memory": OBJECT_STORE_BYTES,
         }
 
-    def run(self, units: Sequence[Unit]) -> Iterator[UnitReport]:
+    def run(self, units: Units) -> Iterator[UnitReport]:
         """Reports as units end.
 
         Raises:

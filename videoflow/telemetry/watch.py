@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -153,7 +153,7 @@ class JobWatch:
         finally:
             self._end(stage)
 
-    def reports(self, engine: Any, stage: str, counted: str, units: Sequence[Any], reports: Iterator[R]) -> Iterator[R]:
+    def reports(self, engine: Any, stage: str, counted: str, units: Sized, reports: Iterator[R]) -> Iterator[R]:
         """The same reports; what they and the engine tell of the workers is kept. An engine that has no ``watch``
         and no ``waiting`` (see videoflow/unit.py) is seen through its reports only.
         """
