@@ -9,6 +9,7 @@ FFmpeg.
 from __future__ import annotations
 
 import struct
+import threading
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -17,6 +18,7 @@ from typing import Any
 import av
 import cv2
 import numpy as np
+from av.video.reformatter import VideoReformatter
 
 from videoflow.timeline import round_half_up
 
@@ -31,7 +33,7 @@ _LIMITED_TO_FULL = np.array([min(255, max(0, ((y - 16) * 510 + 219) // 438)) for
 _LIMITED_TO_FULL_CHROMA = np.array(
     [min(255, max(0, 128 + ((c - 128) * 510 + 224) // 448)) for c in range(256)], np.uint8
 )
-_SWS_COLORSPACE: dict[int, str | int] = {1: "ITU709", 4: "FCC", 7: "SMPTE240M", 9: 9, 10: 9}
+_SWS_COLORSPACE = {1: 1, 4: 4, 7: 7, 9: 9, 10: 9}
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,17 @@ def yuv_to_rgb_matrix(colorspace: int, full_range: bool) -> np.ndarray:
     return np.hstack([rows, offset[:, None]]).astype(np.float32)
 
 
+_KEPT = threading.local()
+
+
+def _reformatter() -> VideoReformatter:
+    """This thread's swscale context: making one costs several times what converting a small picture does."""
+    if not hasattr(_KEPT, "reformatter"):
+        _KEPT.reformatter = VideoReformatter()
+    found: VideoReformatter = _KEPT.reformatter
+    return found
+
+
 class Picture:
     """One decoded frame, asked for pictures of it. What is computed once is kept for the other consumers."""
 
@@ -318,6 +331,7 @@ class Picture:
 
     def _full_rgb(self) -> np.ndarray:
         """RGB at stored size through swscale, uint8 (h, w, 3); alpha dropped."""
-        frame = self._frame.reformat(format="rgb24", src_colorspace=_SWS_COLORSPACE.get(int(self._frame.colorspace)))
+        colorspace = _SWS_COLORSPACE.get(int(self._frame.colorspace))
+        frame = _reformatter().reformat(self._frame, format="rgb24", src_colorspace=colorspace)
         w, h = self.stored_size
         return plane_array(frame.planes[0], w * 3, h).reshape(h, w, 3)
