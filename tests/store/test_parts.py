@@ -85,8 +85,9 @@ def test_what_a_closed_part_holds_is_seen_before_the_ledger_says_so(
 ) -> None:
     target = target_of(root)
     with monkeypatch.context() as m:
-        m.setattr(Ledger, "append", lambda *a, **k: None)
-        committer(root).commit([write_unit(root, target, ["a", "b"])])
+        m.setattr(Ledger, "append", _die)  # the record stays, as it does until the ledger has it
+        with pytest.raises(KeyboardInterrupt):
+            committer(root).commit([write_unit(root, target, ["a", "b"])])
     new = begin_next_part(root, target, SCHEMA)
     committer(root).commit([write_unit(root, new, ["b", "c"])])
     assert keys_by_part(root) == [["a", "b"], []]
