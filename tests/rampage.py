@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import psutil
 
 #: What can be killed: by a piece of its command line; the driver is the job's own process.
-MARKS = {"sandbox": "spawn_main", "actor": "ray::_MapWorker", "idle ray worker": "ray::IDLE", "raylet": "raylet/raylet"}
+MARKS = {"sandbox": "spawn_main", "actor": "ray::MapWorker", "idle ray worker": "ray::IDLE", "raylet": "raylet/raylet"}
 DRIVER = "driver"
 #: A sandbox's child that dies three times over one video is held against it, so no run loses more than two.
 SANDBOX_KILLS_A_RUN = 2
@@ -83,7 +83,7 @@ def rampage(
         arguments: of `videoflow` for the n-th catalog; a catalog is used until a run over it gets to its end.
         check: called with n when the n-th catalog is complete.
     """
-    chance, hits, catalog = random.Random(seed), Counter[Target](), 0
+    chance, hits, catalog, complete = random.Random(seed), Counter[Target](), 0, True
     while any(hits[t] < n for t, n in wanted.items()):
         run, lost = _Run(arguments(catalog), environ), 0
         while run.process.poll() is None:
@@ -96,10 +96,13 @@ def rampage(
                 hits[target] += 1
                 lost += target[0] == "sandbox"
         code = run.process.wait(600)
+        complete = code == 0
         assert code in (0, 4, -9), (code, run.lines[-3:])  # done, stopped by a dead worker or dead itself: never broken
-        if code == 0:
+        if complete:
             check(catalog)
             catalog += 1
+    if not complete:  # the last kill ended its run
+        check(catalog)
     return hits
 
 

@@ -150,7 +150,7 @@ def at_or_before(pts: list[int], t: Fraction, time_base: Fraction) -> int:
 
 def through_a_version(folder: Path, root: Root, part: str, placed: list[Any]) -> None:
     """The same frames by the rows of a version, as the loader takes them."""
-    table = version_table(placed, sources={KEY: ("uri", {})}, splits={KEY: "train"}, embeddings={}, scores={})
+    table = version_table([placed], sources={KEY: ("uri", {})}, splits={KEY: "train"}, embeddings={}, scores={})
     uri = str(folder / "clips.lance")
     lance.write_dataset(table, uri, data_storage_version="2.2")
     source: Any = type("Source", (), {"clips_uri": uri, "storage_options": None, "id": "x@1", "tables": {}})
