@@ -152,3 +152,14 @@ class Last(Quality):
 
     def margin(self) -> None:
         return None
+
+
+def test_ray_cuts_with_the_same_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "in/a.mp4", *X264)
+    run_job(CHEAP, [tmp_path / "in"], tmp_path / "whole")
+    monkeypatch.setattr(split, "MIN_BYTES", 0)
+    monkeypatch.setattr(split, "MIN_PART_SECONDS", 2.0)
+    summary = run_job(CHEAP, [tmp_path / "in"], tmp_path / "cut", engine="ray", workers=2)
+    assert parts(summary) >= 3
+    assert facts(tmp_path / "cut") == facts(tmp_path / "whole")
+    assert stored(tmp_path / "cut") == stored(tmp_path / "whole")
