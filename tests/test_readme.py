@@ -76,7 +76,7 @@ def test_tables_name_every_class_and_exit_code() -> None:
         assert f"\n| {code} | " in README
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(600)
 def test_code_blocks_run_in_order(folder: Path) -> None:
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     ran = 0

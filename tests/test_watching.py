@@ -171,7 +171,7 @@ def test_slow_commit(told: Any, videos: Path, monkeypatch: pytest.MonkeyPatch) -
     assert watch["stages"]["decode"]["units"]["mean_waiting"] >= MANY_WAITING
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(600)
 def test_slow_decode_and_slow_model_under_ray(told: Any, videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "SAMPLE_SECONDS", 0.5)
     slow_ones = {**recipe_with("SlowRider", 0.03).stages, **recipe_with("SlowModel", 0.5).stages}

@@ -33,7 +33,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_every_command_works_on_a_bucket(server: Server, tmp_path: Path, call) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "in").mkdir()
     for i in range(3):
