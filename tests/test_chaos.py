@@ -30,7 +30,7 @@ from videoflow.testing import make_barcode_video
 
 LONG = bool(os.environ.get("VIDEOFLOW_LONG"))
 NUM_VIDEOS = 60 if LONG else 5
-SECONDS = 7200 if LONG else 300
+SECONDS = 7200 if LONG else 600
 pytestmark = pytest.mark.timeout(SECONDS)  # the long form takes what it takes
 STAGES = {
     "frames": {"short_side": 32},
