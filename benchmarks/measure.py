@@ -16,10 +16,13 @@ RESAMPLES, LEVEL = 10_000, 0.90
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a command. ``cpu_seconds``: user and system, of the process and all its children."""
+    """One run of a command. ``cpu_seconds``: user and system, of the process and all its children; ``peak_mb``: the
+    largest resident size of one of them, MB (10^6 bytes), by the kernel's count.
+    """
 
     cpu_seconds: float
     wall_seconds: float
+    peak_mb: float
     output: str
 
 
@@ -45,7 +48,8 @@ def run(command: Sequence[str], *, core: int | None, env: dict[str, str] | None 
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}: {output[-2000:]}")
-    return Run(usage.ru_utime + usage.ru_stime, time.monotonic() - began, output)
+    peak_mb = usage.ru_maxrss * 1024 / 1e6
+    return Run(usage.ru_utime + usage.ru_stime, time.monotonic() - began, peak_mb, output)
 
 
 def descendants(pid: int) -> list[int]:

@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import footage, synthetic
+from benchmarks.measure import run as run_command
 
 #: Figure: (bound, "≥" or "≤"), as promised; figures without a bound explain those that have one.
 BOUNDS = {
@@ -73,17 +71,9 @@ def step(module: str, *arguments: str) -> Run:
     Raises:
         RuntimeError: it failed.
     """
-    command = [sys.executable, "-m", module, *arguments]
-    began = time.monotonic()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=footage.REPOSITORY) as process:
-        assert process.stdout is not None
-        output = process.stdout.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}: {output[-2000:]}")
-    answer = json.loads(output.splitlines()[-1])
-    return Run(answer, time.monotonic() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6)
+    done = run_command([sys.executable, "-m", module, *arguments], core=None, cwd=footage.REPOSITORY)
+    answer = json.loads(done.output.splitlines()[-1])
+    return Run(answer, done.wall_seconds, done.cpu_seconds, done.peak_mb)
 
 
 class Bench:

@@ -16,7 +16,16 @@ from videoflow.errors import RecipeError
 from videoflow.fingerprint import fingerprint
 from videoflow.keys import canonical_json, digest
 from videoflow.recipe import Recipe
-from videoflow.stage import ClipStage, find_stage
+from videoflow.stage import (
+    ClipStage,
+    Margin,
+    PassConsumer,
+    Product,
+    ShownFrame,
+    VideoHeader,
+    VideoSummary,
+    find_stage,
+)
 
 
 def write(tmp_path: Path, text: str) -> str:
@@ -132,3 +141,25 @@ def test_a_users_stage_is_checked_when_the_recipe_is_built() -> None:
     with pytest.raises(RecipeError, match="lacks table"):
         find_stage("tests.test_recipe:Incomplete")
     assert find_stage("tests.test_recipe:Whole") is Whole
+
+
+def test_a_stage_that_could_be_cut_but_not_joined_is_refused() -> None:
+    with pytest.raises(RecipeError, match="has a margin, so that videos are cut between workers, but no join"):
+        find_stage("tests.test_recipe:NoJoin")
+
+
+class NoJoin(PassConsumer):
+    name, version, table = "no_join", 1, "no_join"
+
+    def schema(self) -> pa.Schema:
+        return pa.schema([])
+
+    def begin(self, video: VideoHeader) -> None: ...
+
+    def see(self, frame: ShownFrame) -> None: ...
+
+    def finish(self, summary: VideoSummary) -> Product:
+        return Product()
+
+    def margin(self) -> Margin:
+        return Margin()

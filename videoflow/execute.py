@@ -183,6 +183,8 @@ class Execution:
             if not rounds.again(sum(len(videos) for _, videos in missing)):
                 return
             self._decode_cut(missing)
+            for reason in self._long.reasons():
+                self._progress.note(reason)
             whole = []
             for works, found in missing:
                 videos = self._uncut(found)

@@ -17,7 +17,7 @@ from videoflow.dataset.catalog import Catalog, check_name
 from videoflow.dataset.placed import PlacedClips, no_clips
 from videoflow.dataset.publish import publish, split_of
 from videoflow.dataset.version import Version
-from videoflow.errors import EXIT_QUARANTINED, SourceError
+from videoflow.errors import EXIT_QUARANTINED, SourceError, first_line
 from videoflow.execute import Execution, JobOptions, JobSummary, Progress
 from videoflow.identify import Identified, identify
 from videoflow.jobrecord import CANCELLED, FINISHED, STOPPED, JobRecord, describe, new_job_id, shown_recipe
@@ -190,9 +190,10 @@ class Job:
             self._progress.note(said)
         try:
             record.end(state, self.summary.to_dict(), error)
-        except Exception:
-            if error is None:  # the first failure is the one to show
+        except Exception as e:
+            if error is None:  # else the first failure is the one to show
                 raise
+            self._progress.note(f"and the job's record could not be written: {first_line(e)}")
 
 
 def _why_none(plan: Plan, s: JobSummary) -> str:

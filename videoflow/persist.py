@@ -43,7 +43,7 @@ REFUSED = re.compile(
 _UNREACHABLE = re.compile(r"error sending request|error trying to connect|dns error|Connection refused")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 #: Lance names the line of its own source, obstore appends a dump of its structures.
-_NOISE = re.compile(r"(, )?/\S+\.rs:\d+:\d+|Debug source:.*|LanceError\(\w+\): |<\?xml.*", re.DOTALL)
+_NOISE = re.compile(r",? ?/\S+\.rs:\d+(?::\d+)?|Debug source:.*|LanceError\(\w+\): |<\?xml.*", re.DOTALL)
 _SIGNED = re.compile(r"((?:X-Amz-[\w-]+|AWSAccessKeyId|Signature|sig)=)[^&\s\"']+", re.IGNORECASE)
 _HIDDEN: set[str] = set()
 

@@ -7,6 +7,7 @@ can), or turns out to be damaged on the way, is decoded unsplit; the results are
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from videoflow.plan import VideoSource
@@ -23,7 +24,8 @@ class LongVideos:
     """Which videos of a job are cut, and what has come of them so far."""
 
     def __init__(self) -> None:
-        self._unfit: set[str] = set()
+        self._unfit: dict[str, str] = {}
+        self._unsaid: list[str] = []
         self._joining: set[str] = set()
         self._items: dict[str, DecodeItem] = {}
         self._parts: dict[str, tuple[VideoPart, ...]] = {}
@@ -31,7 +33,7 @@ class LongVideos:
 
     def begin_round(self) -> None:
         """What was joined and is missing all the same is decoded unsplit now."""
-        self._unfit |= self._joining
+        self._unfit |= dict.fromkeys(self._joining, "its joined parts were not taken")
         self._joining.clear()
 
     def to_look_into(self, works: Sequence[StageWork], videos: Sequence[VideoSource], share: float) -> list[SplitItem]:
@@ -52,7 +54,8 @@ class LongVideos:
 
     def took(self, report: UnitReport) -> None:
         """Remember what a worker found or decoded."""
-        self._unfit |= report.unfit.keys()
+        self._unfit |= report.unfit
+        self._unsaid += report.unfit.values()
         for key, parts in report.splits.items():
             self._parts[key] = parts
             self._done[key] = {}
@@ -64,6 +67,14 @@ class LongVideos:
         if video_key in self._unfit:
             return []
         return [PartItem(self._items[video_key], part) for part in self._parts.get(video_key, ())]
+
+    def reasons(self) -> list[str]:
+        """Why videos are decoded unsplit, each reason once with its count; what was said is not said again."""
+        counts = Counter(self._unsaid)
+        self._unsaid.clear()
+        return [
+            f"{n} long {'video is' if n == 1 else 'videos are'} decoded unsplit: {why}" for why, n in counts.items()
+        ]
 
     def joins(self) -> list[JoinItem]:
         """Videos whose parts are all there; each is given out once."""

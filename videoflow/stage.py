@@ -200,7 +200,7 @@ class PassConsumer(Stage):
         """The video's product from those of its windows, in order: the rows that are still to be written, and the
         digest over all of its rows, equal to that of one pass.
         """
-        raise NotImplementedError(f"stage {self.name} has a margin but no join")
+        raise RecipeError(f"stage {self.name} has no join: give it one beside its margin, or no margin")
 
 
 class VideoStage(Stage):
@@ -275,4 +275,6 @@ def find_stage(name_or_path: str) -> type[Stage]:
         raise RecipeError(f"stage {path!r} lacks {', '.join(missing)}")
     if not issubclass(cls, (PassConsumer, VideoStage, ClipStage)):
         raise RecipeError(f"stage {path!r} must be a PassConsumer, a VideoStage or a ClipStage")
+    if issubclass(cls, PassConsumer) and cls.margin is not PassConsumer.margin and cls.join is PassConsumer.join:
+        raise RecipeError(f"stage {path!r} has a margin, so that videos are cut between workers, but no join")
     return cls

@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from videoflow.errors import MOVED_UNDER_THE_JOB, MediaError, first_line
-from videoflow.persist import HostWatch, persist
+from videoflow.errors import MOVED_UNDER_THE_JOB, MediaError
+from videoflow.persist import HostWatch, persist, told
 from videoflow.telemetry.meter import metered_entry
 from videoflow.unit import DecodeItem
 
@@ -37,7 +37,7 @@ def fetched(item: DecodeItem, hosts: HostWatch) -> Iterator[str]:
             persist(lambda: fs.get_file(remote, local.name))
         except OSError as e:
             hosts.failed(item.path, e)
-            raise MediaError("io_error", f"cannot fetch the object: {type(e).__name__}: {first_line(e)}") from e
+            raise MediaError("io_error", f"cannot fetch the object: {type(e).__name__}: {told(e)}") from e
         hosts.ok(item.path)
         yield local.name
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, ClassVar
 
@@ -72,6 +73,10 @@ class Probe(PassConsumer):
     def margin(self) -> Margin:
         """Its row is joined by `workers.parts`, from what the passes over the windows learned."""
         return Margin()
+
+    def join(self, parts: Sequence[Product]) -> Product:
+        """As in `finish`."""
+        return Product()
 
 
 def videos_row(facts: PassFacts, summary: VideoSummary) -> tuple[dict[str, Any], str]:

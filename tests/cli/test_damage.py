@@ -14,8 +14,9 @@ import pytest
 import videoflow
 from tests.jobs import run_job
 from videoflow.errors import CatalogError, DamagedCatalog, SystemFailure, VideoflowError
+from videoflow.persist import told
 from videoflow.recipe import Recipe
-from videoflow.store.damage import native_line, reading
+from videoflow.store.damage import reading
 from videoflow.store.reader import rows_of
 from videoflow.testing import make_barcode_video
 
@@ -203,7 +204,7 @@ def test_a_store_that_does_not_answer_is_no_damage(text: str, kind: type[Excepti
         raise OSError(text)
     assert type(caught.value) is kind and caught.value.exit_code == 4
     assert isinstance(caught.value, CatalogError) == (kind is DamagedCatalog)
-    assert ".rs" not in native_line(OSError(text))
+    assert ".rs" not in told(OSError(text))
 
 
 @pytest.mark.slow

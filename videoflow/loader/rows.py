@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from videoflow.errors import LoaderError, SystemFailure, shown
 from videoflow.loader.reader import BlobRef, ClipRef, VersionSource
-from videoflow.store.damage import is_panic, native_line
+from videoflow.persist import told
+from videoflow.store.damage import is_panic
 from videoflow.timeline import Grid
 
 INTEGERS = (
@@ -126,7 +127,7 @@ def load_rows(source: VersionSource, *, split: str | None, where: str | None, co
     except BaseException as e:
         if not isinstance(e, Exception) and not is_panic(e):
             raise
-        raise SystemFailure(f"cannot open version {source.id}: {native_line(e)}") from e
+        raise SystemFailure(f"cannot open version {source.id}: {told(e)}") from e
     check_columns(columns, dataset.schema, source)
     wanted = list(dict.fromkeys([*INTEGERS, "clip_key", "frames", *columns]))
     conditions = [f"({where})"] if where else []
@@ -137,15 +138,15 @@ def load_rows(source: VersionSource, *, split: str | None, where: str | None, co
         scanner.explain_plan()  # reads no row: it is the condition that fails
     except Exception as e:
         if not where:
-            raise SystemFailure(f"cannot read version {source.id}: {native_line(e)}") from e
-        raise LoaderError(f"filter={where!r} cannot be used on version {source.id}: {native_line(e)}") from e
+            raise SystemFailure(f"cannot read version {source.id}: {told(e)}") from e
+        raise LoaderError(f"filter={where!r} cannot be used on version {source.id}: {told(e)}") from e
     try:
         table = scanner.to_table()
         table.validate(full=True)
     except BaseException as e:
         if not isinstance(e, Exception) and not is_panic(e):
             raise
-        raise SystemFailure(f"cannot read version {source.id}: {native_line(e)}") from e
+        raise SystemFailure(f"cannot read version {source.id}: {told(e)}") from e
     if table.num_rows == 0:
         raise LoaderError(f"no clip of version {source.id} has {_asked(split, where)}{_splits_of(dataset, split)}")
     return VersionRows(table, columns)

@@ -34,7 +34,6 @@ _TRANSPORT = re.compile(
     r"|\(os error (?!2\))\d+\)",
     re.IGNORECASE,
 )
-_RUST_PLACE = re.compile(r",? ?/[^ ]+\.rs:\d+(?::\d+)?")
 _TABLE_REMEDY = "restore it from a backup, or remove the folder {folder}: the next run computes its results again"
 
 
@@ -91,7 +90,7 @@ def _judged(root_url: str, path: str, e: BaseException) -> BaseException:
     """The error to raise: Lance raises OSError, ValueError, RuntimeError and panics for the same faults."""
     if isinstance(e, (VideoflowError, MemoryError)) or not (isinstance(e, Exception) or is_panic(e)):
         return e
-    text = native_line(e)
+    text = told(e)
     if _TRANSPORT.search(text):
         return storage_failure(f"cannot read {root_url}/{path}", e)
     return damaged(root_url, path, text)
@@ -110,13 +109,4 @@ def parsed(root_url: str, path: str, parse: Callable[[], T]) -> T:
     try:
         return parse()
     except (KeyError, TypeError, ValueError, AttributeError) as e:
-        raise damaged(root_url, path, f"{type(e).__name__}: {native_line(e)}") from e
-
-
-def native_line(e: BaseException) -> str:
-    """What a native library says, in one line, without the places in its own source and without credentials."""
-    return told(_plain(e))
-
-
-def _plain(e: BaseException) -> BaseException:
-    return Exception(_RUST_PLACE.sub("", str(e))) if str(e) else e
+        raise damaged(root_url, path, f"{type(e).__name__}: {told(e)}") from e
