@@ -11,7 +11,7 @@ Everything is asked for all videos (or clips) at once: keys and answers are colu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -100,24 +100,37 @@ class Plan:
         self.refresh()
 
     def refresh(self, *keys: str) -> None:
-        for b in self.built:
-            if not keys or b.key in keys:
-                self._states.pop(b.key, None)  # the old answers make room first
-                states = self.ledger.states(b.name, b.fingerprint)
-                self.lost[b.key] = []
-                if not self.parts(b):
-                    gone = states.has_rows()[:-1]
-                    self.lost[b.key] = list(states.rows(np.flatnonzero(gone)))
-                    states = states.without(gone)
-                self._states[b.key] = states
+        some = [b for b in self.built if not keys or b.key in keys]
+        for b in some:
+            self._states.pop(b.key, None)  # the old answers make room first
+        found = self.ledger.lean_states({(b.name, b.fingerprint) for b in some})
+        for b in some:
+            states = found[b.name, b.fingerprint]
+            self._states[b.key], self.lost[b.key] = states, []
+            if not self.parts(b):
+                gone = states.has_rows()[:-1]
+                self.lost[b.key] = self._rows(b, np.flatnonzero(gone))
+                self._states[b.key] = states.without(gone)
         self._items.clear()
+
+    def _rows(self, built: BuiltStage, positions: np.ndarray) -> list[LedgerRow]:
+        """Whole answers at some positions of a stage's states, which are few, in their order."""
+        keys = self._states[built.key].taken(positions, "item_key").to_pylist()
+        rows = self.answers(built, keys)
+        return [rows[k] for k in keys if k in rows]
+
+    def answers(self, built: BuiltStage, item_keys: Collection[str]) -> dict[str, LedgerRow]:
+        """Whole answers of some items, of those that have one."""
+        there = self._states[built.key].find(list(item_keys)) != NOWHERE
+        wanted = {k for k, is_there in zip(item_keys, there.tolist(), strict=True) if is_there}
+        return dict(self.ledger.states(built.name, built.fingerprint, among=wanted)) if wanted else {}
 
     def unread(self, built: BuiltStage) -> list[LedgerRow]:
         """Results of a pass whose source was moved under the job: nothing about the content they are keyed by."""
         if not isinstance(built.stage, PassConsumer):
             return []
         states, found = self._states[built.key], self.items(built).found
-        bad = states.rows(found[states.is_state(QUARANTINED)[found]])
+        bad = self._rows(built, found[states.is_state(QUARANTINED)[found]])
         return [r for r in bad if (r.message or "").startswith(MOVED_UNDER_THE_JOB)]
 
     # -- stages by kind ----------------------------------------------------------------------------------------------
@@ -143,10 +156,6 @@ class Plan:
         return tuple(
             part_path(built.table, built.fingerprint, n) for n in parts_of(self.root, built.table, built.fingerprint)
         )
-
-    def state(self, built: BuiltStage, item_key: str) -> LedgerRow | None:
-        """The answer of one item; for many, see `items`."""
-        return self._states[built.key].get(item_key)
 
     def states(self, built: BuiltStage) -> States:
         """All answers of a stage, of these videos and others."""
@@ -233,7 +242,7 @@ class Plan:
         at = np.flatnonzero(self.unusable())
         if probe is None or not len(at):
             return []
-        why = list(self._states[probe.key].rows(self.items(probe).found[at]))
+        why = self._rows(probe, self.items(probe).found[at])
         found: list[tuple[BuiltStage, ItemResult]] = []
         for b in self.consumers:
             missing = self.items(b).missing
@@ -292,19 +301,23 @@ class Plan:
         assert frames is not None
         cache = self._states[frames.key].taken(self.items(frames).found, "output_digest")
         outputs = dict(zip(self.keys, cache.to_pylist(), strict=True))
-        rate, sources = str(clips.rate), dict[tuple[str, int], str]()
-
-        def pairs() -> Iterator[tuple[str, str]]:
-            for batch in clips.table.select(["clip_key", "video_key", "start_pts"]).to_batches(KEYS_AT_ONCE):
-                for key, video, start in zip(*(c.to_pylist() for c in batch.columns), strict=True):
-                    source = sources.get((video, start))
-                    if source is None:
-                        source = sources[video, start] = digest(outputs[video] or "", start, rate)
-                    yield key, source
-
-        keys = _column(clip_item_key(key, source, built.fingerprint) for key, source in pairs())
-        inputs = _column(source for _, source in pairs())
-        return StageItems(keys, inputs, self._states[built.key].find(keys))
+        rate, sources = str(clips.rate), dict[tuple[str, int], tuple[int, str]]()  # where in the inputs, and which
+        keys, where = [pa.array([], pa.string())], [pa.array([], pa.int32())]
+        for batch in clips.table.select(["clip_key", "video_key", "start_pts"]).to_batches(KEYS_AT_ONCE):
+            of, made = list[int](), list[str]()
+            for key, video, start in zip(*(c.to_pylist() for c in batch.columns), strict=True):
+                source = sources.get((video, start))
+                if source is None:
+                    source = len(sources), digest(outputs[video] or "", start, rate)
+                    sources[video, start] = source
+                of.append(source[0])
+                made.append(clip_item_key(key, source[1], built.fingerprint))
+            keys.append(pa.array(made, pa.string()))
+            where.append(pa.array(of, pa.int32()))
+        values = pa.array([source for _, source in sources.values()], pa.string())
+        inputs = pa.DictionaryArray.from_arrays(pa.concat_arrays(where), values)
+        column = pa.concat_arrays(keys)
+        return StageItems(column, inputs, self._states[built.key].find(column))
 
     def clip_objects(self, clips: PlacedClips, which: np.ndarray) -> Iterator[list[CachedClip]]:
         """The clips at some positions (a mask), in batches."""
