@@ -53,7 +53,7 @@ class Size:
     long_seconds: float
 
 
-FULL = Size(pairs=7, startups=3, pair_seconds=120, worker_pairs=5, worker_videos=4, long_seconds=7200)
+FULL = Size(pairs=15, startups=3, pair_seconds=42, worker_pairs=5, worker_videos=4, long_seconds=7200)
 QUICK = Size(pairs=3, startups=1, pair_seconds=20, worker_pairs=1, worker_videos=4, long_seconds=600)
 
 
@@ -249,7 +249,7 @@ def show(figures: Sequence[Figure]) -> None:
 def main() -> None:
     p = argparse.ArgumentParser(prog="python -m benchmarks.ingest", description=(__doc__ or "").splitlines()[0])
     p.add_argument("--quick", action="store_true", help="3 pairs on short videos; rough, within 3 minutes")
-    p.add_argument("--pairs", type=int, help="alternating pairs (7, quick: 3)")
+    p.add_argument("--pairs", type=int, help="alternating pairs (15, quick: 3)")
     p.add_argument("--only", choices=["pass", "workers", "embed", "memory"], help="one step")
     p.add_argument("--cache", type=Path, default=footage.CACHE, help="folder for the videos; made once")
     p.add_argument("--json", action="store_true", help="print the figures as one JSON object, last")
