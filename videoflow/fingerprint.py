@@ -9,10 +9,13 @@ so where all parts are keys, their canonical JSON is written out (keys hold noth
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import Any
 
-from videoflow.keys import digest, digest_bytes
+from blake3 import blake3
+
+from videoflow.keys import KEY_CHARS, digest, digest_bytes
 from videoflow.stage import Stage
 
 
@@ -43,6 +46,12 @@ def video_item_key(video_key: str, input_digest: str, intervals: tuple[tuple[Fra
     return digest("rows", video_key, input_digest, [[str(a), str(b)] for a, b in intervals], fp)
 
 
+def clip_item_keys(pairs: Iterable[tuple[str, str]], fp: str) -> Iterator[str]:
+    """Keys of a ClipStage's results, of (clip key, input digest) pairs."""
+    tail = f'","{fp}"]'
+    return (blake3(f'["clip","{clip}","{source}{tail}'.encode()).hexdigest()[:KEY_CHARS] for clip, source in pairs)
+
+
 def clip_item_key(clip_key: str, input_digest: str, fp: str) -> str:
     """Key of a ClipStage's result."""
-    return digest_bytes(f'["clip","{clip_key}","{input_digest}","{fp}"]'.encode())  # digest("clip", clip_key, …)
+    return next(clip_item_keys([(clip_key, input_digest)], fp))  # digest("clip", clip_key, input_digest, fp)
