@@ -1,8 +1,8 @@
 """Who decodes a pass: the CPU, or the GPU where a recipe says ``decoder: nvdec``, and when the GPU may be believed.
 
-A GPU's results never stand beside the CPU's: the choice is part of every fingerprint of the pass, as the tag below. It is
-a tag and no digest, so that a machine without a GPU can plan for one that has it; in return the first video that goes to
-the GPU in a process waits until small clips came out of it as they come out of the CPU, to the bit.
+A GPU's results never stand in for the CPU's: the choice is part of every fingerprint of the pass, as a tag. It is no
+digest, so that a machine without a GPU can plan for one that has it; in return the first video that goes to the GPU in
+a process waits until small clips came out of it as they come out of the CPU, to the bit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from videoflow.stage import NVDEC, PassConsumer
 from workers.decode import Opener
 
 #: Larger than those of the decoder's identity, since GPUs refuse HEVC below 144 pixels and VP9 below 128; sides are no
-#: multiples of a block. Made as workers/canary.py says, at 210 × 150, and h264_interlaced with -flags +ildct+ilme.
+#: multiples of a block. Made as workers/canary.py says of the same names, from testsrc2=size=210x150:rate=8:duration=1
+#: with -crf 30 (VP9 40); h264_interlaced at 210 × 148 with -vf setfield=tff and -flags:v +ildct+ilme+bitexact.
 CLIPS = Path(__file__).parent / "canaries" / "nvdec"
 #: By the first letters of a clip's name: what every GPU decodes. The rest it may refuse, but not get wrong.
 ALWAYS = "h264"
@@ -41,8 +42,8 @@ def decoder_of(consumers: Iterable[PassConsumer]) -> str:
 
 
 def by_decoder(decoder: str, path: str | Path, stream: int | None, work: Callable[[Opener], T]) -> tuple[T, str | None]:
-    """The result of ``work`` with what opens a file for this decoder, and why the GPU left it to the CPU if it did. Work
-    is then done again from the beginning: it must forget what it had.
+    """The result of ``work`` with what opens a file for this decoder, and why the GPU left it to the CPU if it did.
+    Work is then done again from the beginning: it must forget what it had.
 
     Raises:
         SystemFailure: a GPU is asked for, and there is none or it is not to be believed.
@@ -72,14 +73,15 @@ def check_gpu() -> None:
         except LeftToCpu as e:
             if path.stem.startswith(ALWAYS):
                 raise SystemFailure(
-                    f"decoder: nvdec cannot be used, this GPU does not decode {path.stem} ({e}); in a container it takes "
-                    "the driver's video libraries (NVIDIA_DRIVER_CAPABILITIES=video); or run with --set decoder=cpu"
+                    f"decoder: nvdec cannot be used, this GPU does not decode {path.stem} ({e}); in a container it "
+                    "takes the driver's video libraries (NVIDIA_DRIVER_CAPABILITIES=compute,utility,video); "
+                    "or run with --set decoder=cpu"
                 ) from e
             continue
         if differs > TOLERANCE:
             raise SystemFailure(
-                f"decoder: nvdec cannot be believed here, clip {path.stem} comes out of the GPU with samples that differ "
-                f"by up to {differs} from the CPU's ({TOLERANCE} is allowed); run with --set decoder=cpu"
+                f"decoder: nvdec cannot be believed here, clip {path.stem} comes out of the GPU with samples that "
+                f"differ by up to {differs} from the CPU's ({TOLERANCE} is allowed); run with --set decoder=cpu"
             )
 
 

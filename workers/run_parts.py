@@ -128,13 +128,13 @@ def _decode_in_child(
     path: str, item: PartItem, stream: int | None, works: list[tuple[str, PassConsumer]], folder: str
 ) -> tuple[DecodedPart, DecodedVideo]:
     consumers = set_up(works)
-    task = partial(_decode_part, path, item, stream, consumers, folder)
+    task = partial(_decode_part, path=path, item=item, stream=stream, consumers=consumers, folder=folder)
     (decoded, rows), why = by_decoder(decoder_of(consumers), path, stream, task)
     return decoded, replace(rows, left_to_cpu=why)
 
 
 def _decode_part(
-    path: str, item: PartItem, stream: int | None, consumers: list[PassConsumer], folder: str, opener: Opener
+    opener: Opener, *, path: str, item: PartItem, stream: int | None, consumers: list[PassConsumer], folder: str
 ) -> tuple[DecodedPart, DecodedVideo]:
     video_key = item.video.video_key
     spool = Spool(folder, f"{video_key}-{item.part.number}", consumers)

@@ -138,13 +138,13 @@ def _decode(
     from workers.nvdec import by_decoder, decoder_of
 
     consumers = set_up(works)
-    task = partial(_pass, path, video_key, stream, consumers, folder)
+    task = partial(_pass, path=path, video_key=video_key, stream=stream, consumers=consumers, folder=folder)
     decoded, why = by_decoder(decoder_of(consumers), path, stream, task)
     return replace(decoded, left_to_cpu=why)
 
 
 def _pass(
-    path: str, video_key: str, stream: int | None, consumers: list[PassConsumer], folder: str, opener: Opener
+    opener: Opener, *, path: str, video_key: str, stream: int | None, consumers: list[PassConsumer], folder: str
 ) -> DecodedVideo:
     from workers.decode import run_pass
     from workers.probe import videos_row

@@ -1,7 +1,7 @@
 """Decoding on NVIDIA's decoder (NVDEC), through the same FFmpeg: all but the pictures stays with the CPU's code.
 
-Demuxing, pts, order, colour tags and geometry are those of `Decoder`; the GPU turns packets into NV12 pictures, which are
-downloaded and become the planes that the CPU would have made. Only what both must make to the bit goes there: 8-bit
+Demuxing, pts, order, colour tags and geometry are those of `Decoder`; the GPU turns packets into NV12 pictures, which
+are downloaded and become the planes that the CPU would have made. Only what both must make to the bit goes there: 8-bit
 4:2:0 of codecs whose decoding is specified exactly. A GPU hides damage in its own way, so whatever fails, is damaged,
 or comes out as something else is left to the CPU, and then the whole video is.
 """
@@ -86,7 +86,9 @@ def suits_gpu(path: str | Path, stream: int | None = None) -> str:
 
 
 class NvdecDecoder(Decoder):
-    """A Decoder whose packets go to the GPU. ``pix_fmt``: see `suits_gpu`. `frames` raises LeftToCpu, at its end too."""
+    """A Decoder whose packets go to the GPU. ``pix_fmt``: see `suits_gpu`. `frames` raises LeftToCpu, at its end at
+    the latest.
+    """
 
     def __init__(self, container: av.container.InputContainer, stream: Any, pix_fmt: str) -> None:
         super().__init__(container, stream)
