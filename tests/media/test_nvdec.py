@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -186,3 +188,29 @@ def test_without_a_gpu_one_line_says_so(capfd: pytest.CaptureFixture[str]) -> No
         "run the same command again where there is one, or with --set decoder=cpu"
     )
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.skipif(any(Path("/dev").glob("nvidia[0-9]*")), reason="this machine has a GPU")
+def test_a_gpu_that_goes_away_blames_no_video(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was there for the first video of a process; FFmpeg then cannot open the next one with it."""
+    real = nvdec.gpu
+
+    @functools.cache
+    def gpu() -> Any:
+        return real() if asked else asked.append(1) or SimpleNamespace(options={})
+
+    asked: list[int] = []
+    monkeypatch.setattr(nvdec, "gpu", gpu)
+    path = CLIPS / "h264_limited.mp4"
+    with pytest.raises(SystemFailure, match="this machine gives none"), nvdec.open_on_gpu(path, pix_fmt="yuv420p"):
+        pass
+    assert asked
+
+
+@pytest.mark.skipif(any(Path("/dev").glob("nvidia[0-9]*")), reason="this machine has a GPU")
+def test_a_gpu_without_room_leaves_the_video_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = functools.cache(lambda: SimpleNamespace(options={}))
+    monkeypatch.setattr(nvdec, "gpu", gpu)
+    path = CLIPS / "h264_limited.mp4"
+    with pytest.raises(LeftToCpu, match="no place on the GPU"), nvdec.open_on_gpu(path, pix_fmt="yuv420p"):
+        pass

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +137,15 @@ def open_on_gpu(path: str | Path, stream: int | None = None, *, pix_fmt: str) ->
     """A Decoder on the GPU over a file's chosen stream, which `suits_gpu` has looked at.
 
     Raises:
-        SystemFailure: no GPU. MediaError: see `open_media`.
+        SystemFailure: no GPU, or it is gone. LeftToCpu: it has no place.
     """
     options = dict(gpu().options)
-    with open_media(path, HWAccel("cuda", allow_software_fallback=False, options=options)) as container:
+    with ExitStack() as stack:
+        try:
+            accelerator = HWAccel("cuda", allow_software_fallback=False, options=options)
+            container = stack.enter_context(open_media(path, accelerator))
+        except (MediaError, RuntimeError) as e:  # the file could be opened a moment ago: it is the GPU
+            gpu.cache_clear()
+            gpu()
+            raise LeftToCpu("no place on the GPU") from e
         yield NvdecDecoder(container, choose_stream(container, stream), pix_fmt)
