@@ -66,17 +66,16 @@ def measure(source: Path | None) -> dict[str, Any]:
     except SystemFailure as e:
         return {"why": str(e), "not_done": list(STEPS)}
     began = time.perf_counter()
-    result: dict[str, Any] = {"clips": compared([*canary_paths(), *sorted(CLIPS.iterdir())])}
+    result: dict[str, Any] = {"clips": compared([*canary_paths(), *sorted(CLIPS.iterdir())])[0]}
     try:
         check_gpu()
         result["believed"] = True
     except SystemFailure as e:
         result["believed"] = str(e)
     result["check_seconds"] = time.perf_counter() - began
-    files = videos_of(source)
-    result["videos"] = compared(files)
-    largest = max((f for f in files if goes(f)), key=lambda f: f.stat().st_size, default=None)
-    result["speed"] = "no file of the source goes to the GPU" if largest is None else speed(largest)
+    result["videos"], equal = compared(videos_of(source))
+    largest = max(equal, key=lambda f: f.stat().st_size, default=None)
+    result["speed"] = "no file of the source comes out of the GPU as from the CPU" if not largest else speed(largest)
     result["holds"] = result["believed"] is True and not result["clips"]["differ"] and not result["videos"]["differ"]
     return result
 
@@ -93,17 +92,11 @@ def videos_of(source: Path | None) -> list[Path]:
         return files
 
 
-def goes(path: Path) -> bool:
-    """Whether a file would be given to the GPU."""
-    try:
-        return bool(suits_gpu(path))
-    except (LeftToCpu, MediaError):
-        return False
-
-
-def compared(files: list[Path]) -> dict[str, Any]:
-    """How many files come out ``equal`` on both, which ``differ`` and by how much, and why others stay on the CPU."""
-    equal, differ, left = 0, dict[str, int](), Counter[str]()
+def compared(files: list[Path]) -> tuple[dict[str, Any], list[Path]]:
+    """How many files come out ``equal`` on both, which ``differ`` and by how much, and why others stay on the CPU; and
+    the equal ones.
+    """
+    equal, differ, left = list[Path](), dict[str, int](), Counter[str]()
     for path in files:
         try:
             most = largest_difference(path)
@@ -115,8 +108,8 @@ def compared(files: list[Path]) -> dict[str, Any]:
             if most > TOLERANCE:
                 differ[path.name] = most
             else:
-                equal += 1
-    return {"equal": equal, "differ": differ, "left_to_cpu": dict(left)}
+                equal.append(path)
+    return {"equal": len(equal), "differ": differ, "left_to_cpu": dict(left)}, equal
 
 
 def speed(path: Path) -> dict[str, Any]:

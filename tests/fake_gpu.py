@@ -5,18 +5,19 @@ Everything behind the download is the library's own. It fails on purpose, where 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 import av
+import numpy as np
 import pyarrow as pa
 
 import workers.nvdec
 from videoflow.media.container import choose_stream, open_media
 from videoflow.media.nvdec import NvdecDecoder
-from videoflow.stage import PassConsumer, Product, ShownFrame, StageParams, VideoHeader, VideoSummary
+from videoflow.stage import Margin, PassConsumer, Product, ShownFrame, StageParams, VideoHeader, VideoSummary
 from videoflow.store.schemas import ARTIFACT_HEAD
 
 #: Changes what comes out of packet n, or raises.
@@ -64,12 +65,23 @@ def failing_at(packet: int) -> Fault:
     return fault
 
 
+def darker(number: int, frames: list[av.VideoFrame]) -> list[av.VideoFrame]:
+    """Pictures that nobody could take for the CPU's."""
+    for frame in frames:
+        plane = frame.planes[0]
+        plane.update((np.frombuffer(plane, np.uint8) // 2).tobytes())
+    return frames
+
+
 class FakeGpuParams(StageParams):
     fails_at: int | None = None
+    darkens: bool = False
 
 
 class FakeGpu(PassConsumer):
-    """Puts the stand-in into the decoding child that it is set up in. ``fails_at``: packet of every video."""
+    """Puts the stand-in into the decoding child that it is set up in. ``fails_at``: packet of every video;
+    ``darkens``: every picture.
+    """
 
     name: ClassVar[str] = "fake_gpu"
     version: ClassVar[int] = 1
@@ -84,10 +96,18 @@ class FakeGpu(PassConsumer):
         workers.nvdec.check_gpu()  # the clips come out right, whatever is to fail after
         if self.params.fails_at is not None:
             workers.nvdec.open_on_gpu = opener(failing_at(self.params.fails_at))
+        if self.params.darkens:
+            workers.nvdec.open_on_gpu = opener(darker)
 
     def begin(self, video: VideoHeader) -> None: ...
 
     def see(self, frame: ShownFrame) -> None: ...
 
     def finish(self, summary: VideoSummary) -> Product:
+        return Product(digest="0" * 32)
+
+    def margin(self) -> Margin:
+        return Margin()
+
+    def join(self, parts: Sequence[Product]) -> Product:
         return Product(digest="0" * 32)

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from videoflow.errors import RecipeError, VideoflowError, nearest, shown
 from videoflow.fingerprint import fingerprint
-from videoflow.stage import CPU, ClipStage, PassConsumer, Stage, StageParams, VideoStage, find_stage, load_object
+from videoflow.stage import ClipStage, PassConsumer, Stage, StageParams, VideoStage, find_stage, load_object
 
 PIPELINE_GROUP = "videoflow.pipelines"
 #: The stage that every recipe begins with: it measures what a video is.
@@ -72,7 +72,7 @@ class Recipe(BaseModel):
     split: dict[str, float] = Field(default_factory=lambda: {"train": 0.98, "val": 0.01, "test": 0.01})
     split_by: str = "video"
     stream: int | None = Field(None, ge=0)
-    decoder: Literal["cpu", "nvdec"] = CPU
+    decoder: Literal["cpu", "nvdec"] = "cpu"
 
     @field_validator("stages", mode="before")
     @classmethod
