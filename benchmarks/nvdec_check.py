@@ -4,7 +4,7 @@
 
 Compares the planes of GPU and CPU to the bit, on the clips that a worker checks its GPU with, on the small ones of the
 decoder's identity, and on every file of the source (default: the hard files, and 720p footage made here); then times
-both on the largest file that goes to the GPU: decoding alone, and a whole pass (probe, frame cache, cuts, quality), in
+both on the largest file that is equal: decoding alone, and a whole pass (probe, frame cache, cuts, quality), in
 alternating runs. Needs no torch and about a minute.
 Exit code 3 where there is no GPU: what could not be done is listed, nothing is measured and nothing is claimed.
 """
