@@ -85,9 +85,13 @@ def test_hard_files_come_out_as_from_the_cpu(corpus: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), [(64, 48), (161, 121), (35, 27), (2, 2)])
-@pytest.mark.parametrize("name", ["yuv420p", "yuvj420p"])
-def test_taking_u_and_v_apart_changes_no_value(width: int, height: int, name: str) -> None:
-    """All values, in NV12 that is put together by hand: no range is clipped, none is stretched."""
+@pytest.mark.parametrize(
+    ("name", "color_range"), [("yuv420p", 0), ("yuv420p", 1), ("yuv420p", 2), ("yuvj420p", 0), ("yuvj420p", 2)]
+)
+def test_taking_u_and_v_apart_changes_no_value(width: int, height: int, name: str, color_range: int) -> None:
+    """All values, in NV12 that is put together by hand: no range is clipped, none is stretched, however it is tagged
+    (0: not at all, 1: limited, 2: full).
+    """
     rng = np.random.default_rng(width)
     y = rng.integers(0, 256, (height, width), np.uint8)
     uv = rng.integers(0, 256, ((height + 1) // 2, (width + 1) // 2, 2), np.uint8)
@@ -96,12 +100,12 @@ def test_taking_u_and_v_apart_changes_no_value(width: int, height: int, name: st
         rows = np.zeros((plane.buffer_size // plane.line_size, plane.line_size), np.uint8)
         rows[: len(values), : values.shape[1]] = values
         plane.update(rows.tobytes())
-    frame.pts, frame.color_range = 7, 2 if name == "yuvj420p" else 1
+    frame.pts, frame.color_range = 7, color_range
     with open_decoder(CLIPS / "h264_limited.mp4") as any_file:
         decoder = nvdec.NvdecDecoder(any_file.container, any_file.stream, name)
         decoder._size = (width, height)
         planar = decoder._planar(frame)
-    assert (planar.format.name, planar.pts, int(planar.color_range)) == (name, 7, int(frame.color_range))
+    assert (planar.format.name, planar.pts, int(planar.color_range)) == (name, 7, color_range)
     for plane, values in zip(planar.planes, (y, uv[..., 0], uv[..., 1]), strict=True):
         assert np.array_equal(plane_array(plane, values.shape[1], values.shape[0]), values)
 
