@@ -6,6 +6,7 @@ An item that another job took meanwhile is planned again; whatever a stopped run
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -280,7 +281,7 @@ class Execution:
     def _execute(self, stage: str, units: Units, count: int, counted: str) -> None:
         engine = self._started()
         self._progress.begin(stage, count, counted)
-        began, s = time.monotonic(), self._summary
+        began, s, left = time.monotonic(), self._summary, dict[str, str]()
         totals = s.stages.setdefault(stage, {"items": 0, "quarantined": 0, "worker_seconds": 0.0, "seconds": 0.0})
         for report in self._watch.reports(engine, stage, counted, units, engine.run(units)):
             with self._watch.committing():
@@ -291,8 +292,11 @@ class Execution:
             s.decoded_videos += report.decoded_videos
             s.frames_decoded += report.frames_decoded
             self._long.took(report)
+            left |= report.left_to_cpu
             self._progress.advance(stage, report)
         totals["seconds"] += time.monotonic() - began
+        for why, n in Counter(left.values()).items():
+            self._progress.note(f"{n} {'video was' if n == 1 else 'videos were'} left to the CPU by nvdec: {why}")
 
 
 def _by_key(video: VideoSource) -> str:

@@ -16,7 +16,10 @@ from typing import Any
 from blake3 import blake3
 
 from videoflow.keys import KEY_CHARS, digest, digest_bytes
-from videoflow.stage import Stage
+from videoflow.stage import NVDEC, PassConsumer, Stage
+
+#: Raised when what a GPU makes of a video, or what is left to the CPU, changes. No digest: plans need no GPU.
+NVDEC_TAG = "nvdec-1"
 
 
 def components(stage: Stage) -> dict[str, Any]:
@@ -25,9 +28,17 @@ def components(stage: Stage) -> dict[str, Any]:
         "stage": stage.name,
         "version": stage.version,
         "params": stage.params.model_dump(mode="json"),
-        "identity": dict(sorted(stage.identity().items())),
+        "identity": dict(sorted(_identity(stage).items())),
         "schema": [[f.name, str(f.type)] for f in stage.schema()],
     }
+
+
+def _identity(stage: Stage) -> dict[str, str]:
+    """What the stage says, and that a GPU decodes for it: such results are never taken for the CPU's."""
+    identity = stage.identity()
+    if isinstance(stage, PassConsumer) and stage.sees_video and stage.decoder == NVDEC:
+        return {**identity, "decoder": f"{identity.get('decoder', '')}+{NVDEC_TAG}"}
+    return identity
 
 
 def fingerprint(stage: Stage) -> str:

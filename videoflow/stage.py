@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from videoflow.media.picture import Picture
 
 STAGE_GROUP = "videoflow.stages"
+#: Who decodes a pass: the CPU, or NVIDIA's decoder (docs/decisions/0009).
+CPU, NVDEC = "cpu", "nvdec"
 
 
 class StageParams(BaseModel):
@@ -179,7 +181,13 @@ class PassConsumer(Stage):
     One that has a `margin` may be given a long video in windows, each in a process of its own: it then answers for the
     frames that ``header.owns``, ``finish`` hands over rows that are final and leaves the rest in ``extra``, and `join`
     makes the video's product of these.
+
+    ``decoder``: who decodes the pass, set when the recipe is built; part of the fingerprint of every stage that
+    ``sees_video``.
     """
+
+    sees_video: ClassVar[bool] = True
+    decoder: str = CPU
 
     @abstractmethod
     def begin(self, video: VideoHeader) -> None: ...

@@ -149,7 +149,7 @@ class UnitReport:
     """What a worker hands back: staged records and counts, and what it has done so far (None: it does not tell).
 
     ``splits``: parts by video key, empty where a video cannot be cut; ``parts``: decoded parts; ``unfit``: videos that
-    must be decoded unsplit after all, and why.
+    must be decoded unsplit after all, and why; ``left_to_cpu``: videos that a GPU did not decode, and why.
     """
 
     records: tuple[UnitRecord, ...]
@@ -161,6 +161,7 @@ class UnitReport:
     splits: dict[str, tuple[VideoPart, ...]] = field(default_factory=dict)
     parts: tuple[PartResult, ...] = ()
     unfit: dict[str, str] = field(default_factory=dict)
+    left_to_cpu: dict[str, str] = field(default_factory=dict)
     worker: WorkerSnapshot | None = None
 
 

@@ -7,6 +7,7 @@ Memory does not grow with the video's length: consumers hand over finished rows 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from videoflow.timeline import Grid, parse_rate
 
 #: Takes a consumer's finished row: (stage name, row without head columns).
 Sink = Callable[[str, dict[str, Any]], None]
+#: Opens a file's stream for one pass: (path, container index or None for the first).
+Opener = Callable[[str | Path, int | None], AbstractContextManager[Decoder]]
 
 
 @dataclass
@@ -49,7 +52,13 @@ class PassResult:
 
 
 def run_pass(
-    path: str | Path, *, video_key: str, consumers: Sequence[PassConsumer], sink: Sink, stream: int | None = None
+    path: str | Path,
+    *,
+    video_key: str,
+    consumers: Sequence[PassConsumer],
+    sink: Sink,
+    stream: int | None = None,
+    opener: Opener = open_decoder,
 ) -> PassResult:
     """Decode a local file once and feed every consumer.
 
@@ -58,7 +67,7 @@ def run_pass(
     """
     facts = PassFacts()
     failures: dict[str, MediaError] = {}
-    with open_decoder(path, stream) as decoder:
+    with opener(path, stream) as decoder:
         live = list(consumers)
         for shown in shown_frames(decoder, facts, video_key, live):
             show(shown, live, sink, failures)

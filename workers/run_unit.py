@@ -114,6 +114,9 @@ class UnitRunner:
             quarantined=len(outcomes) - len(decoded),
             decoded_videos=len(outcomes),
             frames_decoded=sum(d.num_frames for d in decoded),
+            left_to_cpu={
+                i.video_key: d.left_to_cpu for i, d in outcomes if isinstance(d, DecodedVideo) and d.left_to_cpu
+            },
         )
 
     def _decode_one(self, unit: Unit, item: DecodeItem, folder: str) -> DecodedVideo:

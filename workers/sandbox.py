@@ -18,9 +18,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pyarrow as pa
@@ -30,6 +31,9 @@ from videoflow.errors import MediaError, SystemFailure, VideoflowError, first_li
 from videoflow.persist import storage_failure
 from videoflow.stage import PassConsumer, Product, ShownFrame, VideoHeader, VideoSummary
 from workers.child_meter import ChildMeter, PassClock
+
+if TYPE_CHECKING:
+    from workers.decode import Opener
 
 #: A decode that shows no new frame for this long has hung. Sizes and headers say too little: an hour of black is 6 MB.
 DEADLINE_SECONDS = 120.0
@@ -43,7 +47,9 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class DecodedVideo:
-    """What came of one video: facts and digests here, rows in the spool files (by stage name)."""
+    """What came of one video: facts and digests here, rows in the spool files (by stage name). ``left_to_cpu``: why a
+    GPU was asked for and did not decode it.
+    """
 
     stream: int
     num_frames: int
@@ -52,6 +58,7 @@ class DecodedVideo:
     failures: dict[str, MediaError]
     files: dict[str, str]
     rows: dict[str, int] = field(default_factory=dict)
+    left_to_cpu: str | None = None
 
 
 def spool_schema(stage: PassConsumer) -> pa.Schema:
@@ -128,15 +135,25 @@ def _decode(
     path: str, video_key: str, stream: int | None, works: list[tuple[str, PassConsumer]], folder: str
 ) -> DecodedVideo:
     """Runs in the child."""
+    from workers.nvdec import by_decoder, decoder_of
+
+    consumers = set_up(works)
+    task = partial(_pass, path=path, video_key=video_key, stream=stream, consumers=consumers, folder=folder)
+    decoded, why = by_decoder(decoder_of(consumers), path, stream, task)
+    return replace(decoded, left_to_cpu=why)
+
+
+def _pass(
+    opener: Opener, *, path: str, video_key: str, stream: int | None, consumers: list[PassConsumer], folder: str
+) -> DecodedVideo:
     from workers.decode import run_pass
     from workers.probe import videos_row
 
-    consumers = set_up(works)
     spool = Spool(folder, video_key, consumers)
     try:
         riders, sink = _CLOCK.ride([*consumers, Heartbeat()]), _CLOCK.sink(spool.add)
         with _CLOCK.passing():
-            result = run_pass(path, video_key=video_key, consumers=riders, sink=sink, stream=stream)
+            result = run_pass(path, video_key=video_key, consumers=riders, sink=sink, stream=stream, opener=opener)
         digests = {name: product.digest for name, product in result.products.items()}
         if any(c.name == "probe" for c in consumers):
             row, digests["probe"] = videos_row(result.facts, result.summary)

@@ -149,7 +149,7 @@ class Decoder:
                 self.tally.num_packets += 1
             ok = True
             try:
-                decoded = packet.decode()
+                decoded = self.decoded(packet)
             except av.error.FFmpegError as e:
                 if isinstance(e, av.error.MemoryError):
                     raise MediaError("out_of_memory", "the decoder ran out of memory") from e
@@ -171,6 +171,11 @@ class Decoder:
         self._finish(tracker, durations)
         if clock is not None:
             self.tally.damage = clock.intervals()
+
+    def decoded(self, packet: Any) -> list[av.VideoFrame]:
+        """Frames that come out when a packet goes in. Raises FFmpegError where it does not decode."""
+        frames: list[av.VideoFrame] = packet.decode()
+        return frames
 
     def _step(self, frame: av.VideoFrame) -> int:
         """Time from a frame to the next where the stream has no timestamps."""
