@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from videoflow.dataset.placed import PlacedClips
 from videoflow.dataset.payloads import payloads_of
+from videoflow.dataset.placed import PlacedClips
 from videoflow.errors import RecipeError
 from videoflow.fingerprint import clip_item_key
 from videoflow.keys import clip_order, digest
@@ -92,7 +92,9 @@ def chosen(plan: Plan, built: BuiltStage, clips: PlacedClips) -> np.ndarray:
         mask &= np.asarray(pc.is_in(keys, value_set=met), bool)
     if stage.count is not None and int(mask.sum()) > stage.count:
         at = np.flatnonzero(mask)
-        order = sorted((clip_order(key), i) for key, i in zip(keys.take(pa.array(at)).to_pylist(), at.tolist(), strict=True))
+        order = sorted(
+            (clip_order(key), i) for key, i in zip(keys.take(pa.array(at)).to_pylist(), at.tolist(), strict=True)
+        )
         mask[:] = False
         mask[[i for _, i in order[: stage.count]]] = True
     return mask
@@ -243,6 +245,15 @@ def missing_on(
 def _batches(at: np.ndarray) -> Iterator[pa.Array]:
     for first in range(0, len(at), CLIPS_AT_ONCE):
         yield pa.array(at[first : first + CLIPS_AT_ONCE])
+
+
+def payloads_to_come(plan: Plan, built: BuiltStage, clips: PlacedClips) -> int:
+    """Videos with a chosen clip that a clip stage on a payload has to wait for."""
+    source = source_of(plan, built)
+    if source is None:
+        return 0
+    missing = plan.clip_items(source, clips).missing
+    return len(clips.table["video_key"].filter(pa.array(missing)).unique())
 
 
 def tables_read(plan: Plan, built: BuiltStage, *, frames: str) -> dict[str, tuple[str, ...]]:

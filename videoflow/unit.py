@@ -168,9 +168,9 @@ class Unit:
 class UnitReport:
     """What a worker hands back: staged records and counts, and what it has done so far (None: it does not tell).
 
-    ``decoded_intervals``: stretches of a source that were decoded once more for chosen clips, and of these how many had
-    to be decoded from the video's start; ``splits``: parts by video key, empty where a video cannot be cut; ``parts``: decoded parts; ``unfit``: videos that
-    must be decoded unsplit after all, and why.
+    ``decoded_intervals``: stretches of a source that were decoded once more for chosen clips, of these
+    ``intervals_from_start`` from the video's start; ``splits``: parts by video key, empty where a video cannot be cut;
+    ``parts``: decoded parts; ``unfit``: videos that must be decoded unsplit after all, and why.
     """
 
     records: tuple[UnitRecord, ...]

@@ -208,7 +208,8 @@ class IntervalReader:
         if run.keyframe is not None:
             raise _Unsafe
         raise MediaError(
-            "bad_timestamps", f"decoded once more, it shows no frame at pts {pts}, as it did before; is it the same file?"
+            "bad_timestamps",
+            f"decoded once more, it shows no frame at pts {pts}, as it did before; is it the same file?",
         )
 
 
@@ -233,7 +234,7 @@ def is_clean(data: bytes, context: Any) -> bool:
 
 
 def nal_heads(data: bytes, extradata: bytes, *, is_hevc: bool) -> Iterator[int]:
-    """First byte of every NAL unit: behind lengths (ISO 14496-15) where the extradata say so, else behind start codes."""
+    """First byte of every NAL unit: behind lengths (ISO 14496-15) if the extradata say so, else behind start codes."""
     at = 0
     if extradata[:1] == b"\x01":
         size = (extradata[21 if is_hevc else 4] & 3) + 1

@@ -145,9 +145,7 @@ class PayloadMaker:
             return
         if self._encoder is None:
             rate = self._rate or ASSUMED_RATE
-            self._encoder = H264Encoder(
-                self._size, rate=rate, crf=p.crf or 0, preset=p.preset or "veryfast", gop=p.gop
-            )
+            self._encoder = H264Encoder(self._size, rate=rate, crf=p.crf or 0, preset=p.preset or "veryfast", gop=p.gop)
         self._encoded += self._encoder.encode(frame.picture)
 
     def finish(self) -> Product:

@@ -95,7 +95,9 @@ class PayloadReader(ClipReader):
         self, clips: Sequence[ClipRef], wanted: Sequence[Sequence[int]], *, num_frames: int | None = None
     ) -> list[EncodedClip]:
         """As `ClipReader.read`, of `PayloadRef`s; H.264 as `EncodedStream`."""
-        short = [c.reaching(max(w)) if isinstance(c, PayloadRef) and w else c for c, w in zip(clips, wanted, strict=True)]
+        short = [
+            c.reaching(max(w)) if isinstance(c, PayloadRef) and w else c for c, w in zip(clips, wanted, strict=True)
+        ]
         return super().read(short, wanted, num_frames=num_frames)
 
     def _pick(self, clip: ClipRef, ranges: list[bytes], wanted: Sequence[int], num_frames: int | None) -> EncodedClip:
@@ -212,8 +214,9 @@ def _pictures(clip: EncodedStream, asked: set[int]) -> Any:
 def _cropped(clip: EncodedStream, frame: Any) -> np.ndarray:
     """RGB of a frame without the row and column that made its sides even."""
     if (frame.width - clip.width, frame.height - clip.height) not in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        raise BadSample(
-            f"clip {clip.clip_key}: its payload is {frame.height}×{frame.width}, its row says {clip.height}×{clip.width}"
-        )
-    whole = Picture(frame, Geometry(frame.width, frame.height, Fraction(1), Orientation())).rgb(frame.width, frame.height)
+        told = f"its payload is {frame.height}×{frame.width}, its row says {clip.height}×{clip.width}"
+        raise BadSample(f"clip {clip.clip_key}: {told}")
+    whole = Picture(frame, Geometry(frame.width, frame.height, Fraction(1), Orientation())).rgb(
+        frame.width, frame.height
+    )
     return whole[: clip.height, : clip.width]

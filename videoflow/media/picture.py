@@ -292,8 +292,8 @@ class Picture:
         return luma, cb, cr
 
     def video_planes(self, width: int, height: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Upright Y, Cb and Cr of 4:2:0 video, uint8: Y (height, width), Cb and Cr half of it, in the frame's own matrix
-        and range (`colour`). None where only the way through `rgb` is right: other formats, odd sides.
+        """Upright Y, Cb and Cr of 4:2:0 video, uint8: Y (height, width), Cb and Cr half of it, in the frame's own
+        matrix and range (`colour`). None where only the way through `rgb` is right: other formats, odd sides.
         """
         stored_w, stored_h = self.stored_size
         if not self.is_fast or any(side % 2 for side in (stored_w, stored_h, width, height)):
