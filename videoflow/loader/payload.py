@@ -17,7 +17,7 @@ import av
 import av.error
 import numpy as np
 
-from videoflow.errors import BadSample
+from videoflow.errors import BadSample, LoaderError
 from videoflow.loader.buffers import BufferPool
 from videoflow.loader.engine import check_clips
 from videoflow.loader.engine_cpu import CpuEngine
@@ -170,6 +170,13 @@ class PayloadEngine:
             self._pool = None
         self._jpeg.close()
         self._buffers.clear()
+
+
+def make_payload_engine(name: str, *, device: str | None = None, threads: int = 2) -> PayloadEngine:
+    """The engine of H.264 payloads, whatever engine cached frames would go to; as `make_engine`."""
+    if name == "dali":
+        raise LoaderError("engine='dali' cannot decode an H.264 payload yet; leave it out, or take payload.codec: jpeg")
+    return PayloadEngine(threads=threads)
 
 
 def decode_stream(clip: EncodedStream, out: np.ndarray, size: tuple[int, int] | None, fit: str) -> None:
