@@ -104,7 +104,7 @@ def _described(plan: Plan, clips: PlacedClips) -> pa.Table:
     """The clips with all their columns, and the scores of stages on cached frames as ``<key>_<column>``."""
     stage = plan.named("clips")
     assert stage is not None
-    items = clips.table["item_key"].unique().combine_chunks()
+    items = clips.table["item_key"].unique()
     table = rows_of(plan.root, plan.parts(stage), items, where="state = 'done'")
     for b in plan.clip_stages:
         if isinstance(b.stage, SourceStage) or source_of(plan, b) is not None or b.table == "embeddings":

@@ -224,6 +224,7 @@ def _clip_products(plan: Plan, clips: PlacedClips) -> tuple[dict[str, tuple[int,
     for b in (b for b in plan.clip_stages if not isinstance(b.stage, SourceStage)):
         item_keys = plan.clip_items(b, clips).keys.to_pylist()
         keys = dict(zip(item_keys, clips.table["clip_key"].to_pylist(), strict=True))
+        keys.pop(None, None)  # clips without a payload have no item of a stage on it
         scalars = score_columns(b)
         table = rows_of(plan.root, plan.parts(b), keys, columns=scalars, with_row_ids=True) if keys else None
         if table is None:

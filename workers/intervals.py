@@ -154,14 +154,15 @@ class IntervalReader:
 
     def _seek(self, pts: int) -> _Run | None:
         """Decoding from the last clean keyframe at or before ``pts``; None where there is none to be sure of."""
+        facts = self._facts
         with ExitStack() as files:
             container = files.enter_context(open_media(self._path))
-            stream = choose_stream(container, self._facts.stream)
+            stream = choose_stream(container, facts.stream)
             context = stream.codec_context
             if container.format.name not in TIMED or context.name not in CLEAN_KEYFRAMES | {"h264", "hevc"}:
                 return None
             context.thread_count = 1
-            target = pts
+            target, back = pts, 0
             for _ in range(TRIES):
                 try:
                     container.seek(target, stream=stream, backward=True, any_frame=False)
@@ -169,11 +170,13 @@ class IntervalReader:
                     first = next((p for p in packets if p.size and p.is_keyframe), None)
                 except av.error.FFmpegError:
                     return None
-                if first is None or first.pts is None:
+                if first is not None and first.pts is None:
                     return None
-                if first.pts <= pts and is_clean(bytes(first), context):
+                if first is not None and first.pts <= pts and is_clean(bytes(first), context):
                     return _Run(_decoded(first, packets), files.pop_all(), int(first.pts))
-                target = min(target, int(first.pts)) - max(1, int(first.pts) - pts)
+                # MPEG-TS lands anywhere: the next keyframe may be too late, or there may be none after it.
+                back = max(2 * back, int(1 / facts.time_base) if first is None else abs(int(first.pts) - pts), 1)
+                target -= back
         return None
 
     # -- frames ------------------------------------------------------------------------------------------------------
