@@ -198,7 +198,9 @@ def _wanted(plan: Plan, built: BuiltStage, subject: Subject) -> tuple[list[Wante
     table = clips.table.select(["video_key", "clip_key"])
     items = plan.clip_items(built, clips)
     rows = zip(*(c.to_pylist() for c in [table["video_key"], items.inputs, items.keys, table["clip_key"]]), strict=True)
-    wanted = [Wanted.of_clip(*row) for row in rows if subject.clip_key in (None, row[3])]
+    wanted = [Wanted.of_clip(*row) for row in rows if subject.clip_key in (None, row[3]) and row[2] is not None]
+    if not wanted and len(table) and not items.exists.any():
+        return [], "no item: the clip is not chosen, or the payload it reads is still to be made"
     if not wanted:
         which = "the clip is none that this recipe cuts so far" if subject.clip_key else "no clips are there yet"
         return [], f"waits for {CLIPS}: {which}"

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
+from videoflow.chosen import published, score_columns
 from videoflow.dataset.assemble import version_table
 from videoflow.dataset.catalog import Catalog, check_name
+from videoflow.dataset.payloads import with_payloads
 from videoflow.dataset.placed import PlacedClips, no_clips
 from videoflow.dataset.publish import publish, split_of
 from videoflow.dataset.version import Version
@@ -24,6 +25,7 @@ from videoflow.jobrecord import CANCELLED, FINISHED, STOPPED, JobRecord, describ
 from videoflow.plan import CLIPS, FRAMES, Plan
 from videoflow.recipe import BuiltStage, Recipe
 from videoflow.sources import NO_VIDEO, Scan, scan
+from videoflow.stage import SourceStage
 from videoflow.store.layout import Root
 from videoflow.store.reader import PART, ROW_ID, rows_of
 from videoflow.telemetry.watch import JobWatch
@@ -149,6 +151,8 @@ class Job:
         batches = plan.clip_objects(clips, np.ones(len(clips), bool))
         table = version_table(batches, sources=sources, splits=splits, embeddings=embeddings, scores=scores)
         tables = {FRAMES: list(plan.parts(_required(plan, FRAMES)))}
+        if (found := published(plan, clips)) is not None:
+            table, tables["payload"] = with_payloads(table, found[1]), list(plan.parts(found[0]))
         embed = next((b for b in plan.clip_stages if b.table == "embeddings"), None)
         if embed:
             tables["embeddings"] = list(plan.parts(embed))
@@ -217,11 +221,11 @@ def _clip_products(plan: Plan, clips: PlacedClips) -> tuple[dict[str, tuple[int,
     embeddings: dict[str, tuple[int, int]] = {}
     scores: dict[str, dict[str, Any]] = {}
     embedded = False
-    for b in plan.clip_stages:
+    for b in (b for b in plan.clip_stages if not isinstance(b.stage, SourceStage)):
         item_keys = plan.clip_items(b, clips).keys.to_pylist()
         keys = dict(zip(item_keys, clips.table["clip_key"].to_pylist(), strict=True))
-        head = {"item_key", "input_digest", "video_key", "stream", "clip_key"}
-        scalars = [f.name for f in b.stage.schema() if f.name not in head and not pa.types.is_nested(f.type)]
+        keys.pop(None, None)  # clips without a payload have no item of a stage on it
+        scalars = score_columns(b)
         table = rows_of(plan.root, plan.parts(b), keys, columns=scalars, with_row_ids=True) if keys else None
         if table is None:
             continue

@@ -21,13 +21,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from videoflow.chosen import keys_of, missing_on, source_of
 from videoflow.dataset.assemble import CachedClip, distinct_frames
 from videoflow.dataset.placed import PlacedClips, placed_clips
 from videoflow.errors import MOVED_UNDER_THE_JOB, RecipeError
 from videoflow.fingerprint import clip_item_keys, pass_item_key, video_item_key
 from videoflow.keys import digest
 from videoflow.recipe import PROBE, BuiltStage, Recipe
-from videoflow.stage import ClipStage, PassConsumer, VideoStage
+from videoflow.stage import ClipStage, PassConsumer, SourceStage, VideoStage
 from videoflow.store.layout import Root, part_path
 from videoflow.store.ledger import ItemResult, Ledger
 from videoflow.store.states import FILTERED, NOWHERE, QUARANTINED, LedgerRow, States
@@ -145,7 +146,7 @@ class Plan:
 
     @property
     def clip_stages(self) -> list[BuiltStage]:
-        return [b for b in self.built if isinstance(b.stage, ClipStage)]
+        return [b for b in self.built if isinstance(b.stage, (ClipStage, SourceStage))]
 
     def named(self, name: str) -> BuiltStage | None:
         """The first stage of this name."""
@@ -291,11 +292,13 @@ class Plan:
         return step
 
     def clip_items(self, built: BuiltStage, clips: PlacedClips) -> StageItems:
-        """The items of a ClipStage, by position among the clips.
+        """The items of a ClipStage or SourceStage, by position among the clips.
 
         Raises:
-            RecipeError: its rate does not divide the cache's.
+            RecipeError: its rate does not divide the cache's, or it chooses clips by what is no condition.
         """
+        if (pair := keys_of(self, built, clips)) is not None:
+            return StageItems(*pair, self._states[built.key].find(pair[0]))
         self.clip_step(built, clips.rate)
         frames = self.named(FRAMES)
         assert frames is not None
@@ -327,6 +330,9 @@ class Plan:
 
     def missing_clips(self, built: BuiltStage, clips: PlacedClips, items: StageItems) -> Iterator[ClipItem]:
         """The items of a ClipStage that have no answer, as a worker needs them, made as they are asked for."""
+        if (source_stage := source_of(self, built)) is not None:
+            yield from missing_on(self, built, source_stage, clips, items)
+            return
         step = self.clip_step(built, clips.rate)
         at = pa.array(np.flatnonzero(items.missing))
         keys = zip(_values(items.keys.take(at)), _values(items.inputs.take(at)), strict=True)

@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from videoflow.dataset.catalog import Catalog
 from videoflow.dataset.version import Version
@@ -22,7 +23,7 @@ from videoflow.store.schemas import FORMAT_NUMBER
 from videoflow.store.writer import write_new_table
 
 #: Where bytes lie is no content: columns that two equal versions may differ in.
-_PLACES = ("frames", "embedding")
+_PLACES = ("frames", "embedding", "payload")
 
 
 def split_of(group: str, shares: dict[str, float]) -> str:
@@ -40,6 +41,8 @@ def split_of(group: str, shares: dict[str, float]) -> str:
 def content_digest(table: pa.Table, fingerprints: dict[str, str]) -> str:
     """Digest of a version's rows and of what computed them, without the places of bytes."""
     light = table.drop_columns([c for c in _PLACES if c in table.column_names])
+    if "payload" in table.column_names:  # which clips have one, and of what
+        light = light.append_column("payload", pc.struct_field(table["payload"], "digest"))
     rows = [digest(_told(batch.to_pydict())) for batch in light.to_batches(max_chunksize=1000)]
     return digest("version", light.column_names, rows, fingerprints)
 
@@ -64,7 +67,8 @@ def publish(
     published = [v for v in catalog.versions(name) if v.number in numbers]
     if published and published[-1].digest == content:
         newest = catalog.version(published[-1].id)
-        if newest.clips(columns=list(_PLACES)).equals(table.select(list(_PLACES))):
+        places = [c for c in _PLACES if c in table.column_names]
+        if newest.clips(columns=places).equals(table.select(places)):
             return newest, False
         # Same content in other places: the cache was lost and made again, so the old references lead nowhere.
     root, number = catalog.root, (numbers[-1] if numbers else 0) + 1

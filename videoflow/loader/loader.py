@@ -10,6 +10,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,12 @@ from videoflow.loader.engine import make_engine, refuse_mixed_sizes
 from videoflow.loader.fit import place
 from videoflow.loader.options import LoaderOptions, check_batch, check_ranks, check_version
 from videoflow.loader.order import Order
+from videoflow.loader.payload import H264, PayloadReader, make_payload_engine
+from videoflow.loader.payload_rows import choose_rows, engine_name
 from videoflow.loader.placing import check_device, find_rank
 from videoflow.loader.reader import ClipReader, VersionSource
 from videoflow.loader.report import LoaderReport
-from videoflow.loader.rows import EMBEDDING, VersionRows, load_rows
+from videoflow.loader.rows import EMBEDDING, PAYLOAD, VersionRows
 from videoflow.loader.sampling import FrameCount, parse_fps, sample_clips
 from videoflow.loader.state import LoaderConfig, LoaderState
 from videoflow.telemetry.spans import STAGES, SpanRing
@@ -62,6 +65,8 @@ class Loader:
         threads: decoding threads on the CPU.
         prefetch: finished batches that may wait for the trainer.
         transform: last step, batch → batch; runs on one of the loader's threads.
+        source: where frames are read: ``"frames"`` the frame cache, ``"payload"`` the payload of chosen clips,
+            ``"auto"`` the payload where the asked rate or size needs it, else the cache.
         bad_samples: ``"error"``: a sample that is damaged for good raises BadSample, naming the clip. (Substitution,
             with a record of it for replay, is not there yet.)
 
@@ -107,6 +112,7 @@ class Loader:
         prefetch: int = 2,
         transform: Callable[[Batch], Batch] | None = None,
         bad_samples: str = "error",
+        source: str = "auto",
     ) -> None:
         started_ns = time.perf_counter_ns()
         self._ahead: ReadAhead | None = None
@@ -132,6 +138,7 @@ class Loader:
             prefetch=prefetch,
             transform=transform,
             bad_samples=bad_samples,
+            source=source,
         )
         self._set_up(version, options, check_device(device))
         self._meter = StallMeter(self._ring, set_up_ns=time.perf_counter_ns() - started_ns)
@@ -141,23 +148,25 @@ class Loader:
         rank, world_size = find_rank(options.rank, options.world_size)
         check_ranks(config.batch_size, rank=rank, world_size=world_size)
         check_version(version)
-        self._state = LoaderState(version.id, version.digest, config)
         self._epochs, self._prefetch = options.epochs, options.prefetch
-        self._choose(version, config)
+        config = self._choose(version, config)
+        self._state = LoaderState(version.id, version.digest, config)
         check_batch(
             num_slots=config.batch_size // world_size,
             num_frames=int(self._sampling.num_frames[self._sampling.kept].max()),
             size=config.size or tuple(self._rows.sizes[self._sampling.kept].max(axis=0).tolist()),
         )
-        self._take_engine(make_engine(options.engine, device=device, threads=options.threads))
+        engine = make_payload_engine if engine_name(self._rows) == H264 else make_engine
+        self._take_engine(engine(options.engine, device=device, threads=options.threads))
         placing = {"rank": rank, "world_size": world_size, "device": device, "transform": options.transform}
         maker = self._maker(version, config, **placing)
         self._steps = [(stage, getattr(maker, stage)) for stage in STAGES if stage != "queue"]
         self._ring = SpanRing(max(4096, 8 * len(STAGES) * (options.prefetch + 4)))
 
-    def _choose(self, version: VersionSource, config: LoaderConfig) -> None:
-        """The version's rows, which of them make samples, and in which order."""
-        self._rows = load_rows(version, split=config.split, where=config.filter, columns=config.columns)
+    def _choose(self, version: VersionSource, config: LoaderConfig) -> LoaderConfig:
+        """The version's rows, which of them make samples, and in which order; the config with its source settled."""
+        self._rows, source = choose_rows(version, config)
+        config = replace(config, source=source)
         ints = self._rows.ints
         self._sampling = sample_clips(
             grid_count=ints["grid_count"],
@@ -179,6 +188,7 @@ class Loader:
             )
         if config.size is None:
             _check_sizes(self._rows.sizes[self._sampling.kept], config)
+        return config
 
     def _take_engine(self, engine: Any) -> None:
         """From here on there is something to close."""
@@ -191,13 +201,13 @@ class Loader:
 
     def _maker(self, version: VersionSource, config: LoaderConfig, **placing: Any) -> BatchMaker:
         options = version.storage_options
-        if not version.tables.get("frames"):
+        if not version.tables.get(config.source):
             raise LoaderError(f"version {version.id} has no cached frames; its recipe needs the frames stage")
         return BatchMaker(
             rows=self._rows,
             sampling=self._sampling,
             order=self._order,
-            reader=ClipReader(version.tables["frames"], options),
+            reader=(PayloadReader if config.source == PAYLOAD else ClipReader)(version.tables[config.source], options),
             embeddings=EmbeddingReader(version.tables["embeddings"], options) if EMBEDDING in config.columns else None,
             engine=self._engine,
             size=config.size,

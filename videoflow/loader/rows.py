@@ -33,7 +33,7 @@ INTEGERS = (
 )
 #: Names a batch uses itself.
 BATCH_NAMES = frozenset({"video", "pts_seconds", "frame_valid", "valid", "clip_key", "position"})
-EMBEDDING = "embedding"
+EMBEDDING, PAYLOAD = "embedding", "payload"
 
 
 class VersionRows:
@@ -111,25 +111,42 @@ def _embedding_refs(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
 
 
 def load_rows(source: VersionSource, *, split: str | None, where: str | None, columns: Sequence[str]) -> VersionRows:
-    """Read the rows of a version that a loader needs.
+    """The rows of a version that a loader on the frame cache needs; see `load_table`."""
+    return VersionRows(load_table(source, split=split, where=where, columns=columns), columns)
+
+
+def open_version(source: VersionSource) -> Any:
+    """The Lance dataset of a version's clips. Raises SystemFailure: it cannot be opened."""
+    try:
+        return lance.dataset(source.clips_uri, storage_options=source.storage_options)
+    except BaseException as e:
+        if not isinstance(e, Exception) and not is_panic(e):
+            raise
+        raise SystemFailure(f"cannot open version {source.id}: {told(e)}") from e
+
+
+def load_table(
+    source: VersionSource,
+    *,
+    split: str | None,
+    where: str | None,
+    columns: Sequence[str],
+    more: Sequence[str] = (),
+) -> pa.Table:
+    """Read the columns of a version that a loader needs.
 
     Args:
         split: rows of this split only.
         where: SQL condition on the version's columns (Lance's filter syntax), together with the split.
-        columns: further columns for the batches.
+        columns: further columns for the batches. more: columns that the loader itself needs.
 
     Raises:
         LoaderError: an unknown column, a condition that is no SQL, or no row that meets it.
         SystemFailure: the version cannot be read.
     """
-    try:
-        dataset = lance.dataset(source.clips_uri, storage_options=source.storage_options)
-    except BaseException as e:
-        if not isinstance(e, Exception) and not is_panic(e):
-            raise
-        raise SystemFailure(f"cannot open version {source.id}: {told(e)}") from e
+    dataset = open_version(source)
     check_columns(columns, dataset.schema, source)
-    wanted = list(dict.fromkeys([*INTEGERS, "clip_key", "frames", *columns]))
+    wanted = list(dict.fromkeys([*INTEGERS, "clip_key", "frames", *columns, *more]))
     conditions = [f"({where})"] if where else []
     if split is not None:
         conditions.append("split = '" + split.replace("'", "''") + "'")
@@ -149,7 +166,7 @@ def load_rows(source: VersionSource, *, split: str | None, where: str | None, co
         raise SystemFailure(f"cannot read version {source.id}: {told(e)}") from e
     if table.num_rows == 0:
         raise LoaderError(f"no clip of version {source.id} has {_asked(split, where)}{_splits_of(dataset, split)}")
-    return VersionRows(table, columns)
+    return table
 
 
 def _asked(split: str | None, where: str | None) -> str:
