@@ -16,12 +16,13 @@ from videoflow.dataset.assemble import version_table
 from videoflow.dataset.catalog import Catalog, check_name
 from videoflow.dataset.placed import PlacedClips, no_clips
 from videoflow.dataset.publish import publish, split_of
+from videoflow.dataset.sound import with_audio
 from videoflow.dataset.version import Version
 from videoflow.errors import EXIT_QUARANTINED, SourceError, first_line
 from videoflow.execute import Execution, JobOptions, JobSummary, Progress
 from videoflow.identify import Identified, identify
 from videoflow.jobrecord import CANCELLED, FINISHED, STOPPED, JobRecord, describe, new_job_id, shown_recipe
-from videoflow.plan import CLIPS, FRAMES, Plan
+from videoflow.plan import AUDIO, CLIPS, FRAMES, Plan
 from videoflow.recipe import BuiltStage, Recipe
 from videoflow.sources import NO_VIDEO, Scan, scan
 from videoflow.store.layout import Root
@@ -152,6 +153,10 @@ class Job:
         embed = next((b for b in plan.clip_stages if b.table == "embeddings"), None)
         if embed:
             tables["embeddings"] = list(plan.parts(embed))
+        if audio := plan.named(AUDIO):
+            tables[AUDIO] = list(plan.parts(audio))
+            p, items = audio.stage.params, {k: plan.pass_key(audio, k) for k in plan.keys}
+            table = with_audio(table, plan.root, tables[AUDIO], items, rate=p.rate, channels=p.channels)
         manifest = {"job": self.id, "recipe": shown_recipe(plan.recipe), "tables": tables}
         fingerprints = {b.key: b.fingerprint for b in plan.built}
         return publish(catalog, self._name, table, manifest=manifest, fingerprints=fingerprints)

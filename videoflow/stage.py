@@ -1,7 +1,8 @@
 """The stage contract: one step that computes one product. Small enough to read on one screen; users write their own.
 
 Stage
-├── PassConsumer   rides the one decode pass: sees every shown frame of a video once (frames, shots, quality, …)
+├── PassConsumer   rides the one decode pass: sees every shown frame of a video once (frames, shots, quality, …), or
+│                  hears its audio stream (audio)
 ├── VideoStage     works on the rows other stages made of one video, without pictures (clips)
 └── ClipStage      works on the cached frames of clips (embed, a user's own scorer)
 
@@ -27,6 +28,8 @@ from pydantic import BaseModel, ConfigDict
 from videoflow.errors import RecipeError, VideoflowError, nearest
 
 if TYPE_CHECKING:
+    import av
+
     from videoflow.media.picture import Picture
 
 STAGE_GROUP = "videoflow.stages"
@@ -92,12 +95,30 @@ class ShownFrame:
 
 
 @dataclass(frozen=True)
+class HeardSound:
+    """One decoded piece of an audio stream, from ``pts`` on (units of ``time_base``; None: it has no time of its own).
+
+    ``frame``: FFmpeg's samples as they decode, only valid during the call; ``stream``: its container index;
+    ``num_failed``: packets of the stream that did not decode so far.
+    """
+
+    pts: int | None
+    time_base: Fraction
+    frame: av.AudioFrame
+    stream: int
+    num_failed: int = 0
+
+
+@dataclass(frozen=True)
 class VideoSummary:
-    """What is known after the last frame. ``damage``: half-open pts intervals."""
+    """What is known after the last frame. ``damage``: half-open pts intervals; ``sound_failed``: packets of the heard
+    audio stream that did not decode.
+    """
 
     num_frames: int
     end_pts: int
     damage: tuple[tuple[int, int], ...]
+    sound_failed: int = 0
 
 
 @dataclass(frozen=True)
@@ -179,7 +200,13 @@ class PassConsumer(Stage):
     One that has a `margin` may be given a long video in windows, each in a process of its own: it then answers for the
     frames that ``header.owns``, ``finish`` hands over rows that are final and leaves the rest in ``extra``, and `join`
     makes the video's product of these.
+
+    One that ``hears`` is given the pieces of one audio stream in order, each by `hear`, beside the frames. Where all
+    that is missing of a video does not ``see``, and an earlier pass knows the video's start, no picture is decoded.
     """
+
+    sees: ClassVar[bool] = True
+    hears: ClassVar[bool] = False
 
     @abstractmethod
     def begin(self, video: VideoHeader) -> None: ...
@@ -187,6 +214,14 @@ class PassConsumer(Stage):
     @abstractmethod
     def see(self, frame: ShownFrame) -> Iterator[dict[str, Any]] | None:
         """Look at one frame; rows that are complete may be handed over at once (constant memory)."""
+
+    def hear(self, sound: HeardSound) -> Iterator[dict[str, Any]] | None:
+        """Listen to one piece of sound; never called for a video without audio."""
+        return None
+
+    def audio_stream(self) -> int | None:
+        """Container index of the stream to hear; None: the first audio stream."""
+        return None
 
     @abstractmethod
     def finish(self, summary: VideoSummary) -> Product:

@@ -112,7 +112,8 @@ class UnitRunner:
             records,
             items=len(outcomes),
             quarantined=len(outcomes) - len(decoded),
-            decoded_videos=len(outcomes),
+            decoded_videos=sum(item.header is None for item, _ in outcomes),
+            heard_videos=sum(item.header is not None for item, _ in outcomes),
             frames_decoded=sum(d.num_frames for d in decoded),
         )
 
@@ -120,12 +121,15 @@ class UnitRunner:
         works = [(w.fingerprint, w.stage) for w in unit.works if isinstance(w.stage, PassConsumer)]
         with fetched(item, self._hosts) as path:
             count(bytes_read=item.size)
-            return self._sandbox.decode(path, video_key=item.video_key, stream=unit.stream, works=works, folder=folder)
+            return self._sandbox.decode(
+                path, video_key=item.video_key, stream=unit.stream, works=works, folder=folder, header=item.header
+            )
 
     def _write_pass(
         self, unit: Unit, work: StageWork, outcomes: list[tuple[DecodeItem, DecodedVideo | MediaError]]
     ) -> UnitRecord:
         results = []
+        sees = isinstance(work.stage, PassConsumer) and work.stage.sees
         for item, outcome in outcomes:
             key = pass_item_key(item.video_key, unit.stream, work.fingerprint)
             failure = outcome if isinstance(outcome, MediaError) else outcome.failures.get(work.stage.name)
@@ -142,7 +146,7 @@ class UnitRunner:
                     outcome.digests[name],
                     outcome.rows[name],
                     DONE,
-                    damage=outcome.damage,
+                    damage=outcome.damage if sees else (),
                 )
             )
 

@@ -61,6 +61,7 @@ class LoaderOptions:
         rank: object,
         world_size: object,
         columns: object,
+        audio: object = False,
         allow_uneven: object,
         threads: object,
         prefetch: object,
@@ -92,6 +93,7 @@ class LoaderOptions:
             columns=_columns(columns),
             allow_uneven=flag("allow_uneven", allow_uneven),
             bad_samples="error",
+            audio=flag("audio", audio),
         )
         return LoaderOptions(
             config=config,

@@ -39,10 +39,12 @@ class LoaderConfig:
     allow_uneven: bool
     bad_samples: str
     order: int = ORDER_FORMAT
+    audio: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """The options as JSON gives them back."""
-        return dict(json.loads(json.dumps(asdict(self))))
+        """The options as JSON gives them back; one that earlier builds do not know is told where it is used."""
+        told = dict(json.loads(json.dumps(asdict(self))))
+        return {name: value for name, value in told.items() if name != "audio" or value}
 
     @property
     def digest(self) -> str:
