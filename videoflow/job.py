@@ -16,13 +16,13 @@ from videoflow.dataset.assemble import version_table
 from videoflow.dataset.catalog import Catalog, check_name
 from videoflow.dataset.placed import PlacedClips, no_clips
 from videoflow.dataset.publish import publish, split_of
-from videoflow.dataset.sound import with_audio
+from videoflow.dataset.sound import sound_scores, with_audio
 from videoflow.dataset.version import Version
 from videoflow.errors import EXIT_QUARANTINED, SourceError, first_line
 from videoflow.execute import Execution, JobOptions, JobSummary, Progress
 from videoflow.identify import Identified, identify
 from videoflow.jobrecord import CANCELLED, FINISHED, STOPPED, JobRecord, describe, new_job_id, shown_recipe
-from videoflow.plan import AUDIO, CLIPS, FRAMES, Plan
+from videoflow.plan import AUDIO, CLIPS, FRAMES, SOUND, Plan
 from videoflow.recipe import BuiltStage, Recipe
 from videoflow.sources import NO_VIDEO, Scan, scan
 from videoflow.store.layout import Root
@@ -147,6 +147,7 @@ class Job:
             for k, v in plan.videos.items()
         }
         embeddings, scores = _clip_products(plan, clips)
+        scores |= _sound_scores(plan, clips)
         batches = plan.clip_objects(clips, np.ones(len(clips), bool))
         table = version_table(batches, sources=sources, splits=splits, embeddings=embeddings, scores=scores)
         tables = {FRAMES: list(plan.parts(_required(plan, FRAMES)))}
@@ -215,6 +216,16 @@ def _required(plan: Plan, name: str) -> BuiltStage:
     built = plan.named(name)
     assert built is not None
     return built
+
+
+def _sound_scores(plan: Plan, clips: PlacedClips) -> dict[str, dict[str, Any]]:
+    """What stage sound measured, as columns ``<key>_<score>``."""
+    built = plan.named(SOUND)
+    if built is None:
+        return {}
+    keys = zip(plan.keys, plan.items(built).keys.to_pylist(), strict=True)
+    scores = sound_scores(clips.table, plan.root, plan.parts(built), {k: item for k, item in keys if item})
+    return {f"{built.key}_{name}": dict(values) for name, values in scores.items()}
 
 
 def _clip_products(plan: Plan, clips: PlacedClips) -> tuple[dict[str, tuple[int, int]], dict[str, dict[str, Any]]]:

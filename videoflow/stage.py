@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib.metadata import entry_points
@@ -121,17 +121,23 @@ class VideoSummary:
     sound_failed: int = 0
 
 
+def _no_blobs(name: str) -> Iterator[tuple[dict[str, Any], bytes]]:
+    return iter(())
+
+
 @dataclass(frozen=True)
 class Item:
     """What a VideoStage works on: one video and the rows its inputs made of it.
 
     ``rows``: by input stage name, the artifact rows as dicts (media columns left out); ``intervals``: half-open
-    (t0, t1) in seconds of stream time that a manifest asked for, with their numbers in the manifest's order.
+    (t0, t1) in seconds of stream time that a manifest asked for, with their numbers in the manifest's order;
+    ``blobs``: of an input that the stage names in ``media``, each row with its column ``data``, in order of chunks.
     """
 
     video_key: str
     rows: Mapping[str, list[dict[str, Any]]]
     intervals: tuple[tuple[Fraction, Fraction], ...] = ()
+    blobs: Callable[[str], Iterator[tuple[dict[str, Any], bytes]]] = _no_blobs
 
 
 @dataclass(frozen=True)
@@ -239,7 +245,9 @@ class PassConsumer(Stage):
 
 
 class VideoStage(Stage):
-    """Works on one video's rows of other stages."""
+    """Works on one video's rows of other stages. ``media``: those of its inputs whose blobs it reads."""
+
+    media: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def process(self, item: Item) -> Product: ...

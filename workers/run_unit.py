@@ -27,6 +27,7 @@ from videoflow.store.ledger import DONE, FILTERED, QUARANTINED, ItemResult
 from videoflow.store.reader import rows_of
 from videoflow.telemetry.meter import count, metered
 from videoflow.unit import ClipItem, DecodeItem, JoinItem, PartItem, RowsItem, SplitItem, StageWork, Unit, UnitReport
+from workers.blobs import Blobs
 from workers.fetch import fetched
 from workers.read_ahead import ReadAhead
 from workers.run_parts import run_long
@@ -164,14 +165,15 @@ class UnitRunner:
         work = unit.works[0]
         live = self._live(work)
         assert isinstance(live, VideoStage)
-        inputs = _read_inputs(unit)
+        inputs = _read_inputs(unit, live.media)
+        blobs = Blobs(unit, live.media)
         results, rows = [], []
         for item in unit.items:
             self._check()
             assert isinstance(item, RowsItem)
             mine = {name: inputs[name].get(key, []) for name, key in item.inputs.items()}
             try:
-                product = live.process(Item(item.video_key, mine, item.intervals))
+                product = live.process(Item(item.video_key, mine, item.intervals, blobs.of(item.video_key, mine)))
             except MediaError as e:
                 results.append(quarantined(item.item_key, item.video_key, item.input_digest, e))
                 continue
@@ -239,8 +241,10 @@ def _report(record: UnitRecord) -> UnitReport:
 
 
 @metered("read")
-def _read_inputs(unit: Unit) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Rows of the input stages for all items: by stage name, then by item key. Media columns are left out."""
+def _read_inputs(unit: Unit, media: Sequence[str]) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Rows of the input stages for all items: by stage name, then by item key. Media columns are left out; rows of the
+    inputs named in ``media`` say where they lie instead.
+    """
     wanted: dict[str, set[str]] = {}
     for item in unit.items:
         for name, key in item.inputs.items():
@@ -248,7 +252,7 @@ def _read_inputs(unit: Unit) -> dict[str, dict[str, list[dict[str, Any]]]]:
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for name, keys in wanted.items():
         rows: dict[str, list[dict[str, Any]]] = {}
-        for row in rows_of(unit.root, unit.tables[name], keys).to_pylist():
+        for row in rows_of(unit.root, unit.tables[name], keys, with_row_ids=name in media).to_pylist():
             rows.setdefault(row["item_key"], []).append(row)
         found[name] = rows
     return found

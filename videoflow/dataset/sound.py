@@ -20,6 +20,15 @@ from videoflow.store.reader import PART, ROW_ID, rows_of
 
 #: Videos whose runs are looked up at once.
 VIDEOS_AT_ONCE = 500
+SOUND_SCORES = ("loudness", "silence", "speech")
+#: Steps of stage sound a second, and how many of them a window of momentary loudness is long.
+STEPS, WINDOW_STEPS = 10, 4
+GATE_LUFS, GATE_LU = -70.0, 10.0
+FULL_SCALE = 32768
+#: A step is silent whose peak is at most this: ``noise`` = -60 dB of FFmpeg's silencedetect.
+SILENCE_DB = -60.0
+#: The voice detector's windows, and from which probability on it says speech (silero-vad's own default).
+SPEECH_WINDOW, SPEECH_THRESHOLD = Fraction(512, 16_000), 0.5
 _ROW_COLUMNS = ("item_key", "video_key", "first_samples", "counts", "offsets")
 _CLIP_COLUMNS = ("video_key", "t0_pts", "t1_pts", "tb_num", "tb_den", "start_pts")
 
@@ -58,6 +67,67 @@ def with_audio(
     for name in schemas.VERSION_AUDIO:
         table = table.append_column(name, columns[name.name])
     return table
+
+
+def sound_scores(
+    clips: pa.Table, root: Root, parts: Sequence[str], item_keys: Mapping[str, str]
+) -> dict[str, dict[str, float | None]]:
+    """What stage sound measured, pooled onto clips: ``loudness``, ``silence`` and ``speech``, by clip key.
+
+    Args:
+        clips: with their keys and pts, by video. parts: of the sound table. item_keys: a video's item in it, by video
+            key. Clips of videos without sound have no scores.
+    """
+    scores: dict[str, dict[str, float | None]] = {name: {} for name in SOUND_SCORES}
+    rows = clips.select(["clip_key", *_CLIP_COLUMNS]).to_pylist()
+    for first, stop in _turns([clip["video_key"] for clip in rows]):
+        wanted = {item_keys[c["video_key"]] for c in rows[first:stop] if c["video_key"] in item_keys}
+        found = {row["video_key"]: row for row in rows_of(root, parts, wanted).to_pylist()}
+        for clip in (c for c in rows[first:stop] if c["video_key"] in found):
+            for name, value in pooled(clip, found[clip["video_key"]]).items():
+                scores[name][clip["clip_key"]] = value
+    return scores
+
+
+def pooled(clip: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, float | None]:
+    """A clip's scores from its video's row of the sound table."""
+    time_base = Fraction(clip["tb_num"], clip["tb_den"])
+    t0, t1 = ((clip[name] - clip["start_pts"]) * time_base for name in ("t0_pts", "t1_pts"))
+    values = (_loudness(row, t0, t1), _silence(row, t0, t1), _speech(row, t0, t1))
+    return dict(zip(SOUND_SCORES, values, strict=True))
+
+
+def _loudness(row: Mapping[str, Any], t0: Fraction, t1: Fraction) -> float | None:
+    """Integrated loudness in LUFS of [t0, t1): the 400 ms windows that lie inside, gated at -70 LUFS and then at 10 LU
+    below the mean of what is left. None where nothing passes. Source: ITU-R BS.1770-4, annex 1.
+    """
+    first, stop = math.ceil(t0 * STEPS) + WINDOW_STEPS - 1, math.floor(t1 * STEPS)
+    kept = [m for m in row["loudness"][first:stop] if m > GATE_LUFS]
+    if kept:
+        gate = _mean_loudness(kept) - GATE_LU
+        kept = [m for m in kept if m > gate]
+    return _mean_loudness(kept) if kept else None
+
+
+def _mean_loudness(values: Sequence[float]) -> float:
+    return 10 * math.log10(math.fsum(10 ** (m / 10) for m in values) / len(values))
+
+
+def _silence(row: Mapping[str, Any], t0: Fraction, t1: Fraction) -> float | None:
+    """Share of the steps of [t0, t1) that are silent, holes and what lies behind the sound's end included."""
+    first, stop = math.ceil(t0 * STEPS), math.floor(t1 * STEPS)
+    if stop <= first:
+        return None
+    loud = FULL_SCALE * 10 ** (SILENCE_DB / 20)
+    return 1 - sum(peak > loud for peak in row["peak"][first:stop]) / (stop - first)
+
+
+def _speech(row: Mapping[str, Any], t0: Fraction, t1: Fraction) -> float | None:
+    """Share of the detector's windows in [t0, t1) that it takes for speech."""
+    first, stop = math.ceil(t0 / SPEECH_WINDOW), math.floor(t1 / SPEECH_WINDOW)
+    if row["speech"] is None or stop <= first:
+        return None
+    return sum(p >= SPEECH_THRESHOLD for p in row["speech"][first:stop]) / (stop - first)
 
 
 def _turns(videos: Sequence[str]) -> Iterator[tuple[int, int]]:

@@ -168,6 +168,19 @@ AUDIO = pa.schema(
     ]
 )
 
+SOUND = pa.schema(
+    ARTIFACT_HEAD
+    + [
+        pa.field("rate", pa.int32()),  # of the cached sound that was measured
+        pa.field("channels", pa.int32()),
+        # Step j is [j, j + 1) / 10 s after the video's first shown pts.
+        pa.field("loudness", pa.list_(pa.float32())),  # LUFS of the 400 ms that end with the step
+        pa.field("peak", pa.list_(pa.int32())),  # of 32768
+        pa.field("heard", pa.list_(pa.int32())),  # samples of the step that are sound, the others are holes
+        pa.field("speech", pa.list_(pa.float32())),  # windows of 32 ms, 0…1; null where no detector looked
+    ]
+)
+
 POSITION_OF_CLIP: list[pa.Field] = [
     pa.field("clip_key", KEY, nullable=False),
     pa.field("t0_pts", pa.int64()),
