@@ -37,6 +37,9 @@ MADE: dict[str, tuple[dict[str, Any], int]] = {
     "late.mov": ({"frames": sync.steady(25, first=10, seconds=4), "sound": (10, 14)}, 1),
     "before_zero.mov": ({"frames": sync.steady(30, first=1, seconds=5), "sound": ("0.3", 6)}, 1),
     "hole.mkv": ({"frames": sync.steady(30), "sound": (0, 6), "codec": "flac", "hole": HOLE}, 1),
+    "aac_44k_hole.mkv": (
+        {"frames": sync.steady(30), "sound": (0, 6), "codec": "aac", "rate": 44100, "hole": ("2.407", "3.6123")}, 16
+    ),
     "pcm_hole.mkv": ({"frames": sync.unsteady(), "sound": (0, 6), "hole": HOLE}, 1),
     "aac.mp4": ({"frames": sync.steady(30), "sound": (0, 6), "codec": "aac"}, 16),
     "aac_vfr.mp4": ({"frames": sync.unsteady(), "sound": (0, 6), "codec": "aac"}, 16),

@@ -51,9 +51,7 @@ def test_samples_and_places_are_those_of_ffmpeg(corpus: Path, row: dict[str, str
     # FFmpeg's frames, each at its own pts: what a piece's own time says may differ from where the one before ended by
     # a tick of the stream's clock, or by a millisecond of jitter; then it follows.
     with open_media(path) as container:
-        tick = Fraction(
-            container.streams[index].time_base
-        )  # ashowinfo's pts are in 1 / rate where the filter resets it
+        tick = Fraction(container.streams[index].time_base)
     wanted, heard = np.zeros(length, np.int32), np.zeros(length, bool)
     end, at = None, 0
     for pts, count in frames:
