@@ -53,7 +53,7 @@ def make_sync_video(
         codec, rate, channels: of the sound.
     """
     with av.open(str(path), "w") as out:
-        video = out.add_stream(video_codec, rate=30)
+        video: Any = out.add_stream(video_codec, rate=30)
         video.width = video.height = FLASH_SIDE
         video.pix_fmt = "yuv420p"
         video.time_base = video.codec_context.time_base = Fraction(1, _VIDEO_CLOCK)

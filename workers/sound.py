@@ -206,7 +206,7 @@ def load_vad() -> Any:
     import torch
 
     try:
-        return torch.jit.load(str(path), map_location="cpu").eval()  # type: ignore[no-untyped-call]
+        return torch.jit.load(str(path), map_location="cpu").eval()
     except (RuntimeError, OSError) as e:
         raise MissingWeights(f"the voice detector {VAD_FILE} cannot be read; install silero-vad again") from e
 
