@@ -163,10 +163,10 @@ def test_the_voice_detector_hears_a_voice_and_not_noise(tmp_path: Path) -> None:
     import torch
 
     vad, probabilities = torch.jit.load(str(sound.vad_weights())), []  # the detector itself, straight over the samples
-    vad.requires_grad_(False)
     for window in torch.from_numpy(as_written(samples)).split(512):
         padded = torch.nn.functional.pad(window, (0, 512 - len(window)))
-        probabilities.append(float(vad(padded[None], RATE)))
+        with torch.inference_mode():
+            probabilities.append(float(vad(padded[None], RATE)))
     for i, share in enumerate(speech):
         first, stop = math.ceil(i * 2 * RATE / 512), math.floor((i + 1) * 2 * RATE / 512)
         wanted = [p >= 0.5 for p in probabilities[first:stop]]
