@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from videoflow.chosen import payloads_to_come, seconds_by_video
+from videoflow.chosen import estimated_bytes, payloads_to_come, seconds_by_video
 from videoflow.dataset.placed import PlacedClips
 from videoflow.history import StageHistory, Wanted
 from videoflow.plan import CLIPS, FRAMES, KEYS_AT_ONCE, Plan, StageItems
@@ -26,7 +26,8 @@ class StageForecast:
     Attributes:
         to_compute: items without a result; stale: of these, items that have one under another fingerprint or from
         another input. changed: the components that differ (see `videoflow.history`).
-        unknown: videos whose items show only after decoding. seconds: of the chosen clips that are decoded once more.
+        unknown: videos whose items show only after decoding. seconds, num_bytes: of the chosen clips
+        that are decoded once more, and about what they will take.
     """
 
     stage: str
@@ -39,6 +40,7 @@ class StageForecast:
     stale: int = 0
     changed: tuple[str, ...] = ()
     seconds: float = 0.0
+    num_bytes: int = 0
 
 
 def forecast(plan: Plan) -> list[StageForecast]:
@@ -61,8 +63,11 @@ def forecast(plan: Plan) -> list[StageForecast]:
             there = items.exists
             unknown = waiting + (payloads_to_come(plan, b, clips) if not there.all() else 0)
             found = _forecast(plan, b, items, there, wanted=wanted, unknown=unknown, grain="clip")
-            again = sum(seconds_by_video(clips, items.missing).values()) if isinstance(b.stage, SourceStage) else 0.0
-            result.append(replace(found, seconds=again))
+            if isinstance(b.stage, SourceStage):
+                seconds = sum(seconds_by_video(clips, items.missing).values())
+                size = sum(estimated_bytes(plan, b, clips, items.missing).values())
+                found = replace(found, seconds=seconds, num_bytes=int(size))
+            result.append(found)
     return result
 
 

@@ -128,9 +128,10 @@ class Plan:
 
     def unread(self, built: BuiltStage) -> list[LedgerRow]:
         """Results of a pass whose source was moved under the job: nothing about the content they are keyed by."""
-        if not isinstance(built.stage, PassConsumer):
+        states = self._states[built.key]
+        if not isinstance(built.stage, (PassConsumer, SourceStage)):
             return []
-        states, found = self._states[built.key], self.items(built).found
+        found = self.items(built).found if isinstance(built.stage, PassConsumer) else np.arange(len(states))
         bad = self._rows(built, found[states.is_state(QUARANTINED)[found]])
         return [r for r in bad if (r.message or "").startswith(MOVED_UNDER_THE_JOB)]
 
