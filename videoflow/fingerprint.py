@@ -36,7 +36,7 @@ def components(stage: Stage) -> dict[str, Any]:
 def _identity(stage: Stage) -> dict[str, str]:
     """What the stage says, and that a GPU decodes for it: such results are never taken for the CPU's."""
     identity = stage.identity()
-    if isinstance(stage, PassConsumer) and stage.sees_video and stage.decoder == NVDEC:
+    if isinstance(stage, PassConsumer) and stage.sees and stage.decoder == NVDEC:
         return {**identity, "decoder": f"{identity.get('decoder', '')}+{NVDEC_TAG}"}
     return identity
 

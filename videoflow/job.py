@@ -17,12 +17,13 @@ from videoflow.dataset.catalog import Catalog, check_name
 from videoflow.dataset.payloads import with_payloads
 from videoflow.dataset.placed import PlacedClips, no_clips
 from videoflow.dataset.publish import publish, split_of
+from videoflow.dataset.sound import sound_scores, with_audio
 from videoflow.dataset.version import Version
 from videoflow.errors import EXIT_QUARANTINED, SourceError, first_line
 from videoflow.execute import Execution, JobOptions, JobSummary, Progress
 from videoflow.identify import Identified, identify
 from videoflow.jobrecord import CANCELLED, FINISHED, STOPPED, JobRecord, describe, new_job_id, shown_recipe
-from videoflow.plan import CLIPS, FRAMES, Plan
+from videoflow.plan import AUDIO, CLIPS, FRAMES, SOUND, Plan
 from videoflow.recipe import BuiltStage, Recipe
 from videoflow.sources import NO_VIDEO, Scan, scan
 from videoflow.stage import SourceStage
@@ -148,6 +149,7 @@ class Job:
             for k, v in plan.videos.items()
         }
         embeddings, scores = _clip_products(plan, clips)
+        scores |= _sound_scores(plan, clips)
         batches = plan.clip_objects(clips, np.ones(len(clips), bool))
         table = version_table(batches, sources=sources, splits=splits, embeddings=embeddings, scores=scores)
         tables = {FRAMES: list(plan.parts(_required(plan, FRAMES)))}
@@ -156,6 +158,10 @@ class Job:
         embed = next((b for b in plan.clip_stages if b.table == "embeddings"), None)
         if embed:
             tables["embeddings"] = list(plan.parts(embed))
+        if audio := plan.named(AUDIO):
+            tables[AUDIO] = list(plan.parts(audio))
+            p, items = audio.stage.params, {k: plan.pass_key(audio, k) for k in plan.keys}
+            table = with_audio(table, plan.root, tables[AUDIO], items, rate=p.rate, channels=p.channels)
         manifest = {"job": self.id, "recipe": shown_recipe(plan.recipe), "tables": tables}
         fingerprints = {b.key: b.fingerprint for b in plan.built}
         return publish(catalog, self._name, table, manifest=manifest, fingerprints=fingerprints)
@@ -214,6 +220,16 @@ def _required(plan: Plan, name: str) -> BuiltStage:
     built = plan.named(name)
     assert built is not None
     return built
+
+
+def _sound_scores(plan: Plan, clips: PlacedClips) -> dict[str, dict[str, Any]]:
+    """What stage sound measured, as columns ``<key>_<score>``."""
+    built = plan.named(SOUND)
+    if built is None:
+        return {}
+    keys = zip(plan.keys, plan.items(built).keys.to_pylist(), strict=True)
+    scores = sound_scores(clips.table, plan.root, plan.parts(built), {k: item for k, item in keys if item})
+    return {f"{built.key}_{name}": dict(values) for name, values in scores.items()}
 
 
 def _clip_products(plan: Plan, clips: PlacedClips) -> tuple[dict[str, tuple[int, int]], dict[str, dict[str, Any]]]:

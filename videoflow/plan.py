@@ -36,7 +36,7 @@ from videoflow.store.writer import parts_of
 from videoflow.timeline import divisor_step
 from videoflow.unit import ClipItem, DecodeItem, RowsItem
 
-FRAMES, CLIPS = "frames", "clips"
+FRAMES, CLIPS, AUDIO, SOUND = "frames", "clips", "audio", "sound"
 #: Keys that are made as Python strings at once, before they become a column.
 KEYS_AT_ONCE = 50_000
 

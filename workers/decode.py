@@ -20,6 +20,7 @@ from videoflow.media.decoder import Decoder, open_decoder
 from videoflow.media.picture import Geometry, Picture, geometry_of
 from videoflow.stage import PassConsumer, Product, ShownFrame, VideoHeader, VideoSummary
 from videoflow.timeline import Grid, parse_rate
+from workers.hear import PassEar, hear_alone
 
 #: Takes a consumer's finished row: (stage name, row without head columns).
 Sink = Callable[[str, dict[str, Any]], None]
@@ -59,20 +60,31 @@ def run_pass(
     sink: Sink,
     stream: int | None = None,
     opener: Opener = open_decoder,
+    header: VideoHeader | None = None,
 ) -> PassResult:
-    """Decode a local file once and feed every consumer.
+    """Decode a local file once and feed every consumer. ``header``: what an earlier pass learned; given, no picture is
+    decoded, and consumers only hear.
 
     Raises:
         MediaError: the file cannot be used at all. A consumer that fails alone is in ``failures``.
     """
     facts = PassFacts()
     failures: dict[str, MediaError] = {}
+    if header is not None:
+        facts.stream = header.stream
+        summary = hear_alone(path, header, consumers, sink, failures)
+        return PassResult(summary, facts, finish(summary, consumers, sink, failures), failures)
     with opener(path, stream) as decoder:
         live = list(consumers)
+        ear = PassEar.of(decoder.container, live, sink, failures)
+        decoder.ear = ear
         for shown in shown_frames(decoder, facts, video_key, live):
+            if ear is not None:
+                ear.begin()
             show(shown, live, sink, failures)
         tally = decoder.tally
-        summary = VideoSummary(len(tally.pts), tally.end_pts, tally.damage)
+        failed = ear.finish(path) if ear is not None else 0
+        summary = VideoSummary(len(tally.pts), tally.end_pts, tally.damage, failed)
         products = finish(summary, live, sink, failures)
     return PassResult(summary, facts, products, failures)
 

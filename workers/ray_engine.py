@@ -14,6 +14,7 @@ import pickle
 import queue
 import secrets
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -122,7 +123,7 @@ class RayEngine:
         self.workers = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         self._board: Any = ray.remote(num_cpus=0)(_Board).remote()
         self._run, self._asking = "", threading.Lock()
-        self._raylet, self._is_lost = _own_raylet(), False
+        self._raylet, self._is_lost, self._last_words = _own_raylet(), False, _LastWords()
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
         context.print_on_execution_start = False
@@ -219,6 +220,7 @@ class RayEngine:
     def close(self) -> None:
         """Ends the embedded cluster and its processes; one that was there before is left alone."""
         if self._is_lost:
+            self._last_words.withdraw()
             _forget_ray()
             return
         with self._asking, contextlib.suppress(Exception):  # a question after the end would start Ray anew
@@ -226,6 +228,32 @@ class RayEngine:
             ray.kill(board)
         if self._owns:
             ray.shutdown()
+        self._last_words.withdraw()
+
+
+class _LastWords:
+    """What is printed if this process ends without another word: Ray ends it at once, with code 1, when it finds its
+    node gone in the middle of a call; a kernel that is out of memory does so too. A shell waits for the end of a pipe.
+    """
+
+    TEXT = (
+        "videoflow: the job's process was ended from outside: it was killed, or its Ray node died; "
+        "run the same command again to resume"
+    )
+
+    def __init__(self) -> None:
+        script = 'read -r word || printf "%s\\n" "$0" >&2'
+        try:
+            self._shell: subprocess.Popen[bytes] | None = subprocess.Popen(
+                ["sh", "-c", script, self.TEXT], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+            )
+        except OSError:  # no shell, no words
+            self._shell = None
+
+    def withdraw(self) -> None:
+        if self._shell is not None:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                self._shell.communicate(b"ended\n", timeout=5)
 
 
 def _own_raylet() -> psutil.Process | None:

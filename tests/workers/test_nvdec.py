@@ -89,7 +89,7 @@ class Silent(fake_gpu.FakeGpu):
 class Blind(Silent):
     """Rides the pass without looking at the video: sound, say."""
 
-    name, table, sees_video = "blind", "blind", False
+    name, table, sees = "blind", "blind", False
 
 
 def test_a_users_own_stage_is_told_apart_unless_it_sees_no_video() -> None:

@@ -23,7 +23,7 @@ from videoflow.store.schemas import FORMAT_NUMBER
 from videoflow.store.writer import write_new_table
 
 #: Where bytes lie is no content: columns that two equal versions may differ in.
-_PLACES = ("frames", "embedding", "payload")
+_PLACES = ("frames", "embedding", "payload", "audio")
 
 
 def split_of(group: str, shares: dict[str, float]) -> str:

@@ -30,6 +30,7 @@ from videoflow.loader.reader import ClipReader, VersionSource
 from videoflow.loader.report import LoaderReport
 from videoflow.loader.rows import EMBEDDING, PAYLOAD, VersionRows
 from videoflow.loader.sampling import FrameCount, parse_fps, sample_clips
+from videoflow.loader.sound import SoundReader
 from videoflow.loader.state import LoaderConfig, LoaderState
 from videoflow.telemetry.spans import STAGES, SpanRing
 from videoflow.telemetry.stall import StallMeter
@@ -60,6 +61,7 @@ class Loader:
         engine: ``"auto"`` | ``"cpu"`` | ``"dali"``.
         rank, world_size: from torch.distributed if it is initialised, else 0 of 1.
         columns: further columns of the version for each batch; ``"embedding"`` brings the clips' vectors.
+        audio: True brings the sound of the delivered frames (of a version whose recipe has the stage audio).
         allow_uneven: take a rate that does not divide the cache's; each frame is then the last cached one at or before
             its time.
         threads: decoding threads on the CPU.
@@ -75,7 +77,9 @@ class Loader:
         ``video`` uint8 (b, T, C, H, W) RGB, a permuted view of (b, T, H, W, C) memory · ``pts_seconds`` float64 (b, T),
         the stream time of each delivered frame · ``frame_valid`` bool (b, T) · ``valid`` bool (b,) · ``clip_key`` list
         of str · ``position`` int64 (b,), the clip's position in the version · the asked columns: ``embedding`` float32
-        (b, D), numbers as tensors, text as lists.
+        (b, D), numbers as tensors, text as lists · with ``audio``: ``audio`` float32 (b, C, N), as long as T frames,
+        ``audio_start_seconds`` float64 (b,), the stream time of its first sample (that of the first frame), and
+        ``audio_valid`` bool (b, N), False where the clip has no sound: there it is zero.
 
     Iterating starts the threads and goes through the epochs without a pause; a loop that was left goes on where it
     stood.
@@ -107,6 +111,7 @@ class Loader:
         rank: int | None = None,
         world_size: int | None = None,
         columns: Sequence[str] = (),
+        audio: bool = False,
         allow_uneven: bool = False,
         threads: int = 2,
         prefetch: int = 2,
@@ -133,6 +138,7 @@ class Loader:
             rank=rank,
             world_size=world_size,
             columns=columns,
+            audio=audio,
             allow_uneven=allow_uneven,
             threads=threads,
             prefetch=prefetch,
@@ -212,6 +218,7 @@ class Loader:
             engine=self._engine,
             size=config.size,
             fit=config.fit,
+            sound=SoundReader.of(version, self._rows, self._sampling),
             **placing,
         )
 

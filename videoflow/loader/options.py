@@ -63,6 +63,7 @@ class LoaderOptions:
         rank: object,
         world_size: object,
         columns: object,
+        audio: object = False,
         allow_uneven: object,
         threads: object,
         prefetch: object,
@@ -96,6 +97,7 @@ class LoaderOptions:
             allow_uneven=flag("allow_uneven", allow_uneven),
             bad_samples="error",
             source=word("source", source, SOURCES),
+            audio=flag("audio", audio),
         )
         return LoaderOptions(
             config=config,

@@ -15,6 +15,8 @@ import pyarrow.compute as pc
 
 from videoflow.errors import LoaderError, SystemFailure, shown
 from videoflow.loader.reader import BlobRef, ClipRef, VersionSource
+from videoflow.loader.sound import COLUMNS as SOUND_COLUMNS
+from videoflow.loader.sound import SoundRows, check_audio
 from videoflow.persist import told
 from videoflow.store.damage import is_panic
 from videoflow.timeline import Grid
@@ -32,7 +34,10 @@ INTEGERS = (
     "position",
 )
 #: Names a batch uses itself.
-BATCH_NAMES = frozenset({"video", "pts_seconds", "frame_valid", "valid", "clip_key", "position"})
+BATCH_NAMES = frozenset(
+    {"video", "pts_seconds", "frame_valid", "valid", "clip_key", "position"}
+    | {"audio", "audio_valid", "audio_start_seconds"}
+)
 EMBEDDING, PAYLOAD = "embedding", "payload"
 
 
@@ -42,9 +47,10 @@ class VersionRows:
     Attributes:
         ints: int64 (n,) by column name, see INTEGERS.
         scalars: the asked columns as Arrow arrays.
+        sound: where their sound lies, if it was asked for.
     """
 
-    def __init__(self, table: pa.Table, columns: Sequence[str]) -> None:
+    def __init__(self, table: pa.Table, columns: Sequence[str], *, audio: bool = False) -> None:
         positions = table["position"].to_numpy()
         if np.any(positions[1:] <= positions[:-1]):
             table = table.take(pa.array(np.argsort(positions, kind="stable")))
@@ -56,6 +62,7 @@ class VersionRows:
         self._ref_starts = frames.offsets.to_numpy()
         self._refs = {name: _child(frames.values, name) for name in BlobRef._fields}
         self._embedding = _embedding_refs(table) if EMBEDDING in columns else None
+        self.sound = SoundRows(table) if audio else None
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -110,9 +117,11 @@ def _embedding_refs(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     return _child(column, "part"), _child(column, "row_id")
 
 
-def load_rows(source: VersionSource, *, split: str | None, where: str | None, columns: Sequence[str]) -> VersionRows:
+def load_rows(
+    source: VersionSource, *, split: str | None, where: str | None, columns: Sequence[str], audio: bool = False
+) -> VersionRows:
     """The rows of a version that a loader on the frame cache needs; see `load_table`."""
-    return VersionRows(load_table(source, split=split, where=where, columns=columns), columns)
+    return VersionRows(load_table(source, split=split, where=where, columns=columns, audio=audio), columns, audio=audio)
 
 
 def open_version(source: VersionSource) -> Any:
@@ -131,6 +140,7 @@ def load_table(
     split: str | None,
     where: str | None,
     columns: Sequence[str],
+    audio: bool = False,
     more: Sequence[str] = (),
 ) -> pa.Table:
     """Read the columns of a version that a loader needs.
@@ -138,7 +148,8 @@ def load_table(
     Args:
         split: rows of this split only.
         where: SQL condition on the version's columns (Lance's filter syntax), together with the split.
-        columns: further columns for the batches. more: columns that the loader itself needs.
+        columns: further columns for the batches. audio: whether their sound is wanted.
+        more: columns that the loader itself needs.
 
     Raises:
         LoaderError: an unknown column, a condition that is no SQL, or no row that meets it.
@@ -146,7 +157,10 @@ def load_table(
     """
     dataset = open_version(source)
     check_columns(columns, dataset.schema, source)
-    wanted = list(dict.fromkeys([*INTEGERS, "clip_key", "frames", *columns, *more]))
+    if audio:
+        check_audio(dataset.schema.names, source.id)
+    sound = SOUND_COLUMNS if audio else ()
+    wanted = list(dict.fromkeys([*INTEGERS, "clip_key", "frames", *columns, *more, *sound]))
     conditions = [f"({where})"] if where else []
     if split is not None:
         conditions.append("split = '" + split.replace("'", "''") + "'")
