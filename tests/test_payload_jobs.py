@@ -232,3 +232,12 @@ def test_a_source_that_was_moved_under_a_job_is_tried_again(
     monkeypatch.setattr(fetch, "_check_stamp", real)
     again = run_job(recipe(), [videos], root)
     assert (again.done, again.quarantined, again.decoded_intervals) == (3, 0, 1)
+
+
+def test_what_a_recipe_with_a_payload_must_have() -> None:
+    with pytest.raises(RecipeError, match="'payload' reads frames, which the recipe does not have"):
+        Recipe(stages={"clips": {"by": "windows"}, "payload": {}}).build()
+    with pytest.raises(RecipeError, match="'barcodes' reads payload, which the recipe does not have"):
+        Recipe(stages={"frames": {}, "clips": {"by": "windows"}, "barcodes": BARCODES}).build()
+    order = [b.key for b in recipe(barcodes=BARCODES, first=FIRST).build()]
+    assert order.index("first") < order.index("payload") < order.index("barcodes")

@@ -309,10 +309,11 @@ class SourceStage(Stage):
     """Works on chosen clips' own frames, decoded from the source: every interval once, from a keyframe that gives the
     same pictures as one pass, in the sandbox. For each clip: ``wanted``, ``open``, then its maker's methods.
 
-    Damaged frames are never shown: a clip that wants one is ``filtered(damaged)``.
+    Damaged frames are never shown: a clip that wants one is ``filtered(damaged)``. Cached frames are not read, but the
+    clips that may be chosen are those of a version, which have one.
     """
 
-    inputs: ClassVar[tuple[str, ...]] = ("probe", "clips")
+    inputs: ClassVar[tuple[str, ...]] = ("probe", "clips", "frames")
 
     @property
     def where(self) -> str | None:
