@@ -7,30 +7,26 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from videoflow.dataset.assemble import version_table
 from videoflow.dataset.catalog import Catalog, check_name
 from videoflow.dataset.placed import PlacedClips, no_clips
+from videoflow.dataset.products import clip_products, with_arrays
 from videoflow.dataset.publish import publish, split_of
 from videoflow.dataset.version import Version
 from videoflow.errors import EXIT_QUARANTINED, SourceError, first_line
 from videoflow.execute import Execution, JobOptions, JobSummary, Progress
+from videoflow.fitting import fit_stages
 from videoflow.identify import Identified, identify
 from videoflow.jobrecord import CANCELLED, FINISHED, STOPPED, JobRecord, describe, new_job_id, shown_recipe
 from videoflow.plan import CLIPS, FRAMES, Plan
 from videoflow.recipe import BuiltStage, Recipe
 from videoflow.sources import NO_VIDEO, Scan, scan
 from videoflow.store.layout import Root
-from videoflow.store.reader import PART, ROW_ID, rows_of
 from videoflow.telemetry.watch import JobWatch
 from videoflow.unit import UnitReport, engine_path
-
-#: Rows of a clip stage that are Python objects at once.
-ROWS_AT_ONCE = 10_000
 
 
 class Job:
@@ -114,6 +110,7 @@ class Job:
             for b in plan.row_stages:
                 execution.rows(b)
             clips = plan.clips() if plan.named(CLIPS) and plan.named(FRAMES) else no_clips(catalog.root)
+            fit_stages(plan, clips, self._progress)
             for b in plan.clip_stages:
                 execution.clips(b, clips)
         self._finish(catalog, plan, clips, identified)
@@ -145,13 +142,11 @@ class Job:
             k: split_of(k if by == "video" else str(v.metadata.get(by, k)), plan.recipe.split)
             for k, v in plan.videos.items()
         }
-        embeddings, scores = _clip_products(plan, clips)
+        made = clip_products(plan, clips)
         batches = plan.clip_objects(clips, np.ones(len(clips), bool))
-        table = version_table(batches, sources=sources, splits=splits, embeddings=embeddings, scores=scores)
-        tables = {FRAMES: list(plan.parts(_required(plan, FRAMES)))}
-        embed = next((b for b in plan.clip_stages if b.table == "embeddings"), None)
-        if embed:
-            tables["embeddings"] = list(plan.parts(embed))
+        table = version_table(batches, sources=sources, splits=splits, embeddings=made.embeddings, scores=made.scores)
+        table = with_arrays(table, made.arrays)
+        tables = {FRAMES: list(plan.parts(_required(plan, FRAMES))), **made.tables}
         manifest = {"job": self.id, "recipe": shown_recipe(plan.recipe), "tables": tables}
         fingerprints = {b.key: b.fingerprint for b in plan.built}
         return publish(catalog, self._name, table, manifest=manifest, fingerprints=fingerprints)
@@ -210,27 +205,3 @@ def _required(plan: Plan, name: str) -> BuiltStage:
     built = plan.named(name)
     assert built is not None
     return built
-
-
-def _clip_products(plan: Plan, clips: PlacedClips) -> tuple[dict[str, tuple[int, int]], dict[str, dict[str, Any]]]:
-    """What clip stages made: embedding rows by clip key, and scalar columns of other stages as ``<key>_<column>``."""
-    embeddings: dict[str, tuple[int, int]] = {}
-    scores: dict[str, dict[str, Any]] = {}
-    embedded = False
-    for b in plan.clip_stages:
-        item_keys = plan.clip_items(b, clips).keys.to_pylist()
-        keys = dict(zip(item_keys, clips.table["clip_key"].to_pylist(), strict=True))
-        head = {"item_key", "input_digest", "video_key", "stream", "clip_key"}
-        scalars = [f.name for f in b.stage.schema() if f.name not in head and not pa.types.is_nested(f.type)]
-        table = rows_of(plan.root, plan.parts(b), keys, columns=scalars, with_row_ids=True) if keys else None
-        if table is None:
-            continue
-        for row in (row for batch in table.to_batches(ROWS_AT_ONCE) for row in batch.to_pylist()):
-            clip = keys[row["item_key"]]
-            if b.table == "embeddings" and not embedded:
-                embeddings[clip] = (row[PART], row[ROW_ID])
-            for name in scalars:
-                if b.table != "embeddings":
-                    scores.setdefault(f"{b.key}_{name}", {})[clip] = row[name]
-        embedded = embedded or b.table == "embeddings"
-    return embeddings, scores

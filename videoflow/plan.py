@@ -25,6 +25,7 @@ from videoflow.dataset.assemble import CachedClip, distinct_frames
 from videoflow.dataset.placed import PlacedClips, placed_clips
 from videoflow.errors import MOVED_UNDER_THE_JOB, RecipeError
 from videoflow.fingerprint import clip_item_key, pass_item_key, video_item_key
+from videoflow.fitting import settled
 from videoflow.keys import digest
 from videoflow.recipe import PROBE, BuiltStage, Recipe
 from videoflow.stage import ClipStage, PassConsumer, VideoStage
@@ -88,7 +89,7 @@ class Plan:
     ) -> None:
         self.root = root
         self.recipe = recipe
-        self.built = tuple(built)
+        self.built = settled(root, built)
         self.videos = {v.video_key: v for v in videos}
         self.keys = tuple(self.videos)
         self.ledger = ledger
@@ -111,6 +112,11 @@ class Plan:
                     states = states.without(gone)
                 self._states[b.key] = states
         self._items.clear()
+
+    def replace(self, built: BuiltStage) -> None:
+        """Take another form of a stage, by its key in the recipe."""
+        self.built = tuple(built if b.key == built.key else b for b in self.built)
+        self.refresh(built.key)
 
     def unread(self, built: BuiltStage) -> list[LedgerRow]:
         """Results of a pass whose source was moved under the job: nothing about the content they are keyed by."""
@@ -176,7 +182,8 @@ class Plan:
 
     def _rows_items(self, built: BuiltStage) -> StageItems:
         """No item while an input is missing, or where one that is required is quarantined."""
-        exists = np.ones(len(self.keys), bool)
+        assert isinstance(built.stage, VideoStage)
+        exists = np.ones(len(self.keys), bool) if built.stage.inputs else ~self.unusable()
         digests: list[tuple[str, list[str | None]]] = []
         for name, source in self._inputs(built):
             items, states = self.items(source), self._states[source.key]
@@ -187,8 +194,9 @@ class Plan:
             usable = np.where(bad, NOWHERE, items.found)
             digests.append((name, states.taken(usable, "output_digest").to_pylist()))
         digests.sort()
+        told = [built.stage.told(v.metadata) for v in self.videos.values()]
         inputs = _column(
-            digest([[n, d[i]] for n, d in digests if d[i] is not None]) if there else None
+            digest([[n, d[i]] for n, d in digests if d[i] is not None], *told[i]) if there else None
             for i, there in enumerate(exists.tolist())
         )
         keys = _column(
@@ -202,6 +210,7 @@ class Plan:
 
     def rows_items(self, built: BuiltStage, which: np.ndarray) -> list[RowsItem]:
         """Items of a VideoStage at some videos (a mask)."""
+        assert isinstance(built.stage, VideoStage)
         items = self.items(built)
         at = np.flatnonzero(which & items.exists)
         columns = []
@@ -214,7 +223,8 @@ class Plan:
         for i, video in enumerate(at.tolist()):
             read = {name: values[i] for name, values, usable in columns if usable[i]}
             v = self.videos[self.keys[video]]
-            found.append(RowsItem(keys[i], inputs[i], v.video_key, read, v.intervals))
+            told = dict(*built.stage.told(v.metadata))
+            found.append(RowsItem(keys[i], inputs[i], v.video_key, read, v.intervals, told))
         return found
 
     # -- the decode pass ---------------------------------------------------------------------------------------------
@@ -320,13 +330,22 @@ class Plan:
 
     def missing_clips(self, built: BuiltStage, clips: PlacedClips, items: StageItems) -> Iterator[ClipItem]:
         """The items of a ClipStage that have no answer, as a worker needs them, made as they are asked for."""
-        step = self.clip_step(built, clips.rate)
-        at = pa.array(np.flatnonzero(items.missing))
+        return self.clip_work(built, clips, items.missing, items)
+
+    def clip_work(
+        self, built: BuiltStage, clips: PlacedClips, which: np.ndarray, items: StageItems | None = None
+    ) -> Iterator[ClipItem]:
+        """The items of a ClipStage at some clips (a mask)."""
+        assert isinstance(built.stage, ClipStage)
+        items = items or self.clip_items(built, clips)
+        step, most = self.clip_step(built, clips.rate), built.stage.grid_frames
+        at = pa.array(np.flatnonzero(which))
         keys = zip(_values(items.keys.take(at)), _values(items.inputs.take(at)), strict=True)
-        for batch in self.clip_objects(clips, items.missing):
+        for batch in self.clip_objects(clips, which):
             for c in batch:
                 key, source = next(keys)
-                wanted = distinct_frames(c, c.indices[::step])
+                grid = c.indices[::step]
+                wanted = distinct_frames(c, grid) if most is None else tuple(grid[:most])
                 yield ClipItem(key, source, c.row["video_key"], c.row["stream"], c.ref, wanted)
 
     # -- how videos ended --------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from videoflow.errors import LoaderError, SystemFailure, shown
+from videoflow.loader.attached import ArrayRefs, is_array
 from videoflow.loader.reader import BlobRef, ClipRef, VersionSource
 from videoflow.persist import told
 from videoflow.store.damage import is_panic
@@ -34,6 +35,8 @@ INTEGERS = (
 #: Names a batch uses itself.
 BATCH_NAMES = frozenset({"video", "pts_seconds", "frame_valid", "valid", "clip_key", "position"})
 EMBEDDING = "embedding"
+#: Whose an array is: a clip's, or all clips' of a video.
+OWNERS = ("clip_key", "video_key")
 
 
 class VersionRows:
@@ -41,7 +44,7 @@ class VersionRows:
 
     Attributes:
         ints: int64 (n,) by column name, see INTEGERS.
-        scalars: the asked columns as Arrow arrays.
+        scalars: the asked columns as Arrow arrays. arrays: where those of them lie that lead to arrays.
     """
 
     def __init__(self, table: pa.Table, columns: Sequence[str]) -> None:
@@ -49,7 +52,10 @@ class VersionRows:
         if np.any(positions[1:] <= positions[:-1]):
             table = table.take(pa.array(np.argsort(positions, kind="stable")))
         self.ints = {name: table[name].to_numpy().astype(np.int64) for name in INTEGERS}
-        self.scalars = {name: table[name].combine_chunks() for name in columns if name != EMBEDDING}
+        arrays = {name for name in columns if is_array(table.schema.field(name).type)}
+        self.scalars = {name: table[name].combine_chunks() for name in columns if name not in {EMBEDDING, *arrays}}
+        owners = {name: table[name].combine_chunks() for name in OWNERS if name in table.column_names}
+        self.arrays = [ArrayRefs(n, table[n].combine_chunks(), owners) for n in columns if n in arrays]
         self._keys = table["clip_key"].combine_chunks()
         frames = table["frames"].combine_chunks()
         frames = pa.concat_arrays(frames.chunks) if isinstance(frames, pa.ChunkedArray) else frames
@@ -130,6 +136,8 @@ def load_rows(source: VersionSource, *, split: str | None, where: str | None, co
         raise SystemFailure(f"cannot open version {source.id}: {told(e)}") from e
     check_columns(columns, dataset.schema, source)
     wanted = list(dict.fromkeys([*INTEGERS, "clip_key", "frames", *columns]))
+    if any(is_array(dataset.schema.field(name).type) for name in columns):
+        wanted.append("video_key")
     conditions = [f"({where})"] if where else []
     if split is not None:
         conditions.append("split = '" + split.replace("'", "''") + "'")
@@ -166,7 +174,7 @@ def _splits_of(dataset: Any, split: str | None) -> str:
 
 def check_columns(columns: Sequence[str], schema: pa.Schema, source: VersionSource) -> None:
     """Raises LoaderError for columns that a batch cannot carry."""
-    fit = [f.name for f in schema if f.name not in BATCH_NAMES and (_is_scalar(f.type) or f.name == EMBEDDING)]
+    fit = [f.name for f in schema if f.name not in BATCH_NAMES and _is_deliverable(f)]
     for name in columns:
         if name in BATCH_NAMES:
             raise LoaderError(f"columns: {name!r} is in every batch already; leave it out")
@@ -181,6 +189,9 @@ def check_columns(columns: Sequence[str], schema: pa.Schema, source: VersionSour
         )
 
 
-def _is_scalar(dtype: pa.DataType) -> bool:
+def _is_deliverable(field: pa.Field) -> bool:
+    dtype = field.type
+    if field.name == EMBEDDING or is_array(dtype):
+        return True
     kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string)
     return any(is_kind(dtype) for is_kind in kinds)
