@@ -20,7 +20,8 @@ from videoflow.stage import load_object
 @runtime_checkable
 class Tokenizer(Protocol):
     """Turns clips into arrays. May also have ``decode(array) -> video``, uint8 (T, H, W, 3) as large as what was
-    encoded: PSNR and SSIM of every clip are then among its scores; and ``digest``, a text that enters the fingerprint.
+    encoded: PSNR and SSIM of every clip are then among its scores; ``step``, where clips must have step·k frames (+ 1
+    if causal) and step is not ``temporal``; and ``digest`` at the factory, a text that enters the fingerprint.
 
     Attributes:
         temporal, spatial: frames, and pixels of a side, that one position of the grid stands for.
@@ -43,9 +44,10 @@ class Tokenizer(Protocol):
 
 def usable_frames(tokenizer: Tokenizer, available: int) -> int:
     """The largest number of frames ≤ ``available`` that a tokenizer takes; 0 if there are too few."""
+    step = getattr(tokenizer, "step", tokenizer.temporal)
     if tokenizer.causal:
-        return available and 1 + (available - 1) // tokenizer.temporal * tokenizer.temporal
-    return available // tokenizer.temporal * tokenizer.temporal
+        return available and 1 + (available - 1) // step * step
+    return available // step * step
 
 
 def usable_size(tokenizer: Tokenizer, height: int, width: int) -> tuple[int, int]:

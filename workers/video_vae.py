@@ -8,6 +8,7 @@ draw, seeded by the clip; ``mode`` is the mean. Imports torch and diffusers: imp
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,14 @@ class DiffusersVAE:
         self._device, self._dtype = best_device(), getattr(torch, dtype)
         safe = any(folder.glob("*.safetensors"))
         try:
-            vae = cls.from_pretrained(folder, local_files_only=True, use_safetensors=safe, torch_dtype=self._dtype)
+            options = {"use_safetensors": safe, "torch_dtype": self._dtype, "low_cpu_mem_usage": _has_accelerate()}
+            vae = cls.from_pretrained(folder, local_files_only=True, **options)
         except (OSError, ValueError, RuntimeError, TypeError, KeyError) as e:
             raise MissingWeights(f"no {name} can be loaded from {folder}: {first_line(e)}") from e
         self._vae = vae.to(self._device).eval().requires_grad_(False)
         self.temporal, self.spatial = _compression(self._vae, name)
+        #: CogVideoX works on groups of eight frames, and decodes other counts to too many.
+        self.step = max(self.temporal, getattr(self._vae, "num_sample_frames_batch_size", None) or 1)
         self._switch("tiling", tiling)
         self._switch("slicing", slicing)
 
@@ -75,6 +79,11 @@ class DiffusersVAE:
         codes = torch.from_numpy(np.ascontiguousarray(mean)).to(self._device, self._dtype).unsqueeze(0)
         with torch.inference_mode():
             return from_model(self._vae.decode(codes).sample)
+
+
+def _has_accelerate() -> bool:
+    """What loads large models piece by piece; without it diffusers warns that it cannot."""
+    return importlib.util.find_spec("accelerate") is not None
 
 
 def _compression(vae: Any, name: str) -> tuple[int, int]:

@@ -195,7 +195,7 @@ def test_latents_are_the_vaes_own(vae: tuple[str, Path]) -> None:
 def test_a_sample_is_the_clips_own_and_the_mode_is_the_mean(vae: tuple[str, Path]) -> None:
     name, folder = vae
     _, temporal, spatial = VAES[name]
-    video = moving(temporal + 1, spatial, spatial)
+    video = moving(2 * temporal + 1, spatial, spatial)
     _, posterior = direct(name, folder, video)
     options = {"tokenizer": "diffusers", "weights": str(folder), "latent_dtype": "float32", "score": False}
     drawn, mode = stage(**options, latents="sample"), stage(**options, latents="mode")
@@ -213,7 +213,7 @@ def test_clips_beside_a_clip_change_nothing(vae: tuple[str, Path]) -> None:
     name, folder = vae
     _, temporal, spatial = VAES[name]
     made = stage(tokenizer="diffusers", weights=str(folder), latents="sample")
-    clips = [clip(moving(temporal + 1, spatial, spatial * (1 + i % 2), seed=i), f"{i:032x}") for i in range(3)]
+    clips = [clip(moving(2 * temporal + 1, spatial, spatial * (1 + i % 2), seed=i), f"{i:032x}") for i in range(3)]
     alone = [made.process([c])[0].rows[0] for c in clips]
     for order in ([0, 1, 2], [2, 0, 1], [1, 2]):
         assert [p.rows[0] for p in made.process([clips[i] for i in order])] == [alone[i] for i in order]
@@ -226,7 +226,7 @@ def test_tiling_and_slicing_are_switched_on(vae: tuple[str, Path]) -> None:
     inner: Any = made._live._vae  # type: ignore[union-attr]
     assert inner.use_tiling and inner.use_slicing
     _, temporal, spatial = VAES[name]
-    assert row_of(made, moving(temporal + 1, spatial, spatial))["grid"] == [2, 1, 1]
+    assert row_of(made, moving(2 * temporal + 1, spatial, spatial))["grid"] == [3, 1, 1]
 
 
 def test_a_vaes_fingerprint_is_of_its_weights_and_config(tmp_path: Path) -> None:
