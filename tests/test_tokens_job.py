@@ -40,7 +40,7 @@ def videos(tmp_path: Path) -> Path:
     folder = tmp_path / "videos"
     folder.mkdir()
     for i in range(3):
-        make_barcode_video(folder / f"v{i}.mp4", num_frames=66, offset=100 * i)
+        make_barcode_video(folder / f"v{i}.mp4", num_frames=90, offset=100 * i)
     return folder
 
 
@@ -76,7 +76,7 @@ def test_new_videos_do_not_change_the_codebook(videos: Path, tmp_path: Path) -> 
     root = tmp_path / "cat"
     run_job(RECIPE, [videos], root)
     before, book = tokens(root), learned(root)
-    make_barcode_video(videos / "new.mp4", num_frames=66, offset=900)
+    make_barcode_video(videos / "new.mp4", num_frames=90, offset=900)
     summary = run_job(RECIPE, [videos], root)
     after = tokens(root)
     assert (summary.clips, learned(root)) == (12, book)
