@@ -53,8 +53,8 @@ class Size:
     long_seconds: float
 
 
-FULL = Size(pairs=7, startups=3, pair_seconds=120, worker_pairs=5, worker_videos=4, long_seconds=7200)
-QUICK = Size(pairs=3, startups=1, pair_seconds=42, worker_pairs=1, worker_videos=2, long_seconds=600)
+FULL = Size(pairs=15, startups=3, pair_seconds=42, worker_pairs=5, worker_videos=4, long_seconds=7200)
+QUICK = Size(pairs=3, startups=1, pair_seconds=20, worker_pairs=1, worker_videos=4, long_seconds=600)
 
 
 @dataclass(frozen=True)
@@ -191,10 +191,10 @@ class Bench:
         detail = f"wall {w1:.1f} s and {w2:.1f} s, CPU {c1:.1f} s and {c2:.1f} s"
         return of_ratio("two_workers_ratio", ratio_of(walls[1], walls[2]), detail)
 
-    def embedding(self) -> Figure:
+    def embedding(self, core: int) -> Figure:
         """Share of the backfill's time that the model alone would take."""
         command = [sys.executable, "-m", "benchmarks.embed_side", str(self.pair), str(self.cache / "out-embed")]
-        done = run(command, core=self.cores[0], cwd=footage.REPOSITORY)
+        done = run(command, core=core, cwd=footage.REPOSITORY)
         measured = json.loads(done.output.splitlines()[-1])
         bare, backfill, frames = measured["bare_seconds"], measured["backfill_seconds"], measured["frames"]
         detail = f"{frames / sum(backfill):.1f} frames/s, bare forward {frames / sum(bare):.1f}"
@@ -206,28 +206,30 @@ OWN = ("ours", "bare")
 
 
 def measure(bench: Bench, *, quick: bool, only: str | None) -> list[Figure]:
-    """All figures, or those of one step: pass, memory, workers, embed. A quick run measures memory on the second core
-    meanwhile.
+    """All figures, or those of one step: pass, memory, workers, embed. A quick run measures memory and embedding on the
+    second core meanwhile.
     """
     steps: dict[str, Callable[[], list[Figure]]] = {
         "pass": bench.pass_figures,
         "workers": lambda: [bench.two_workers()],
-        "embed": lambda: [bench.embedding()],
+        "embed": lambda: [bench.embedding(bench.cores[0])],
         "memory": lambda: [bench.memory(bench.cores[0])],
     }
     if only:
         return steps[only]()
     beside: list[Figure] = []
-    thread = None
+    thread, measures = None, (bench.embedding, bench.memory)
     if quick and len(bench.cores) > 1:
-        del steps["memory"]
-        thread = threading.Thread(target=lambda: beside.append(bench.memory(bench.cores[1])))
+        del steps["memory"], steps["embed"]
+        thread = threading.Thread(target=lambda: beside.extend(m(bench.cores[1]) for m in measures))
         thread.start()
-    figures = [*steps["pass"](), *steps["embed"]()]
+    figures = steps["pass"]()
     if thread is not None:
         thread.join()
+        if len(beside) < len(measures):
+            raise RuntimeError("a step beside the pass failed, see above")
     figures += beside
-    for name in ("memory", "workers"):
+    for name in ("embed", "memory", "workers"):
         figures += steps[name]() if name in steps else []
     return figures
 
@@ -247,7 +249,7 @@ def show(figures: Sequence[Figure]) -> None:
 def main() -> None:
     p = argparse.ArgumentParser(prog="python -m benchmarks.ingest", description=(__doc__ or "").splitlines()[0])
     p.add_argument("--quick", action="store_true", help="3 pairs on short videos; rough, within 3 minutes")
-    p.add_argument("--pairs", type=int, help="alternating pairs (7, quick: 3)")
+    p.add_argument("--pairs", type=int, help="alternating pairs (15, quick: 3)")
     p.add_argument("--only", choices=["pass", "workers", "embed", "memory"], help="one step")
     p.add_argument("--cache", type=Path, default=footage.CACHE, help="folder for the videos; made once")
     p.add_argument("--json", action="store_true", help="print the figures as one JSON object, last")

@@ -34,9 +34,9 @@ def by_file(catalog: Catalog, corpus: Path) -> dict[str, dict]:
     assert len(keyed) == len(rows)  # nothing doubled
     sources = catalog.known_sources()
     return {
-        str(Path(u).relative_to(corpus.absolute())): keyed[s["video_key"]]
+        str(Path(u).relative_to(corpus.absolute())): keyed[s.video_key]
         for u, s in sources.items()
-        if s["video_key"] in keyed
+        if s.video_key in keyed
     }
 
 

@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from videoflow.chosen import SourceUnits, source_units, tables_read
 from videoflow.dataset.placed import PlacedClips
 from videoflow.errors import EXIT_OK, InputError, shown
 from videoflow.history import write_note
 from videoflow.plan import FRAMES, Plan, VideoSource
 from videoflow.recipe import BuiltStage
 from videoflow.split import LongVideos
+from videoflow.stage import SourceStage
 from videoflow.store.commit import Committer
 from videoflow.store.writer import ensure_target
 from videoflow.telemetry.watch import JobWatch
@@ -72,6 +74,8 @@ class JobSummary:
     pending: int = 0
     decoded_videos: int = 0
     frames_decoded: int = 0
+    decoded_intervals: int = 0
+    intervals_from_start: int = 0
     clips: int = 0
     seconds: float = 0.0
     is_new_version: bool = True
@@ -239,17 +243,26 @@ class Execution:
             self._stage(built, items, count, tables=tables, most=MAX_ROWS_ITEMS_PER_UNIT, counted="videos")
 
     def clips(self, built: BuiltStage, clips: PlacedClips) -> None:
-        """A ClipStage over placed clips."""
-        plan, source = self._plan, self._plan.named(FRAMES)
-        tables = {FRAMES: plan.parts(source)} if source else {}
+        """A ClipStage or SourceStage over placed clips."""
+        plan, tables = self._plan, tables_read(self._plan, built, frames=FRAMES)
         rounds = _Rounds()
         while True:
             items = plan.clip_items(built, clips)
             count = int(items.missing.sum())
             if not rounds.again(count):
                 return
+            if isinstance(built.stage, SourceStage):
+                self._sources(built, source_units(plan, built, clips, items, self._workers), tables)
+                continue
             missing = plan.missing_clips(built, clips, items)
             self._stage(built, missing, count, tables=tables, most=MAX_CLIPS_PER_UNIT, counted="clips")
+
+    def _sources(self, built: BuiltStage, found: SourceUnits, tables: dict[str, tuple[str, ...]]) -> None:
+        """One round over the chosen clips of a SourceStage that have no result."""
+        work, root = (self._work(built),), self._plan.root
+        units = (Unit(work, items, root, self._job, tables=tables) for items in found)
+        self._execute(built.key, UnitsToCome(len(found), units), found.num_clips, "clips")
+        self._plan.refresh(built.key)
 
     def _stage(
         self,
@@ -290,6 +303,8 @@ class Execution:
             totals["worker_seconds"] += report.seconds
             s.decoded_videos += report.decoded_videos
             s.frames_decoded += report.frames_decoded
+            s.decoded_intervals += report.decoded_intervals
+            s.intervals_from_start += report.intervals_from_start
             self._long.took(report)
             self._progress.advance(stage, report)
         totals["seconds"] += time.monotonic() - began

@@ -75,16 +75,16 @@ def find_subject(catalog: Catalog, key: str) -> Subject:
         QueryError: nothing in this catalog.
     """
     sources = catalog.known_sources()
-    video = (sources.get(key) or sources.get(os.path.abspath(key)) or {}).get("video_key")
+    video = next((row.video_key for row in map(sources.get, (key, os.path.abspath(key))) if row), None)
     clip = None
     if video is None and re.fullmatch(rf"[0-9a-f]{{{KEY_CHARS}}}", key):
-        if any(row["video_key"] == key for row in sources.values()):
+        if any(row.video_key == key for row in sources.values()):
             video = key
         else:
             video, clip = _video_of_clip(catalog.root, key), key
     if video is None:
         raise QueryError(f"{key!r} is no uri, video key or clip key in {catalog.root.url}")
-    return Subject(video, tuple(sorted(u for u, row in sources.items() if row["video_key"] == video)), clip)
+    return Subject(video, tuple(sorted(u for u, row in sources.items() if row.video_key == video)), clip)
 
 
 def _video_of_clip(root: Root, clip_key: str) -> str | None:
@@ -141,11 +141,11 @@ def _answer(stage: str, fingerprint: str, rows: list[dict[str, Any]]) -> Answer:
 
 def verdicts(catalog: Catalog, subject: Subject, recipe: Recipe) -> list[Verdict]:
     """What a recipe would do for a subject, stage by stage."""
-    rows = [r for _, r in sorted(catalog.known_sources().items()) if r["video_key"] == subject.video_key]
-    row = rows[0] if rows else {}
+    rows = [r for _, r in sorted(catalog.known_sources().items()) if r.video_key == subject.video_key]
+    size, stamp = (rows[0].size, rows[0].stamp) if rows else (0, "")
     uri = subject.uris[0] if subject.uris else ""
     intervals = stored_intervals(rows)
-    video = VideoSource(subject.video_key, uri, uri, row.get("size") or 0, row.get("stamp") or "", intervals=intervals)
+    video = VideoSource(subject.video_key, uri, uri, size or 0, stamp or "", intervals=intervals)
     plan = Plan(catalog.root, catalog.ledger, recipe, recipe.build(), [video])
     return [_verdict(plan, b, subject) for b in plan.built]
 
@@ -156,7 +156,8 @@ def _verdict(plan: Plan, built: BuiltStage, subject: Subject) -> Verdict:
     wanted, waits = _wanted(plan, built, subject)
     if waits:
         return Verdict(built.key, built.fingerprint, 0, 0, waits)
-    states = [(w, plan.state(built, w.item_key)) for w in wanted]
+    answers = plan.answers(built, [w.item_key for w in wanted])
+    states = [(w, answers.get(w.item_key)) for w in wanted]
     missing = [w for w, s in states if s is None]
     bad = [s for _, s in states if s is not None and s.state == QUARANTINED]
     if not missing:
@@ -191,13 +192,15 @@ def _wanted(plan: Plan, built: BuiltStage, subject: Subject) -> tuple[list[Wante
     frames = plan.named(FRAMES)
     if not (plan.named(CLIPS) and frames):
         return [], "not computed: the recipe has no clips"
-    if plan.state(frames, plan.pass_key(frames, video)) is None:
+    if not plan.answers(frames, [plan.pass_key(frames, video)]):
         return [], f"waits for {FRAMES}: its pictures are still to be cached"
     clips = plan.clips()
     table = clips.table.select(["video_key", "clip_key"])
     items = plan.clip_items(built, clips)
     rows = zip(*(c.to_pylist() for c in [table["video_key"], items.inputs, items.keys, table["clip_key"]]), strict=True)
-    wanted = [Wanted.of_clip(*row) for row in rows if subject.clip_key in (None, row[3])]
+    wanted = [Wanted.of_clip(*row) for row in rows if subject.clip_key in (None, row[3]) and row[2] is not None]
+    if not wanted and len(table) and not items.exists.any():
+        return [], "no item: the clip is not chosen, or the payload it reads is still to be made"
     if not wanted:
         which = "the clip is none that this recipe cuts so far" if subject.clip_key else "no clips are there yet"
         return [], f"waits for {CLIPS}: {which}"

@@ -3,7 +3,8 @@
 fingerprint = BLAKE3(canonical JSON of stage name, stage version, parameters, identity, output schema), where identity
 is
 what the stage itself says decides its result: the weights' digest, the decoder's canaries. `components` keeps the
-parts, so that a plan can name the one that changed. `item_key` is what a result is for.
+parts, so that a plan can name the one that changed. `item_key` is what a result is for; a plan makes a million of them,
+so where all parts are keys, their canonical JSON is written out (keys hold nothing that JSON would escape).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-from videoflow.keys import digest
+from videoflow.keys import digest, digest_bytes
 from videoflow.stage import Stage
 
 
@@ -33,7 +34,8 @@ def fingerprint(stage: Stage) -> str:
 
 def pass_item_key(video_key: str, stream: int | None, fp: str) -> str:
     """Key of a decode product of one video; ``stream`` is the recipe's choice, None for the first."""
-    return digest("video", video_key, stream, fp)
+    which = "null" if stream is None else stream
+    return digest_bytes(f'["video","{video_key}",{which},"{fp}"]'.encode())  # digest("video", video_key, stream, fp)
 
 
 def video_item_key(video_key: str, input_digest: str, intervals: tuple[tuple[Fraction, Fraction], ...], fp: str) -> str:
@@ -43,4 +45,4 @@ def video_item_key(video_key: str, input_digest: str, intervals: tuple[tuple[Fra
 
 def clip_item_key(clip_key: str, input_digest: str, fp: str) -> str:
     """Key of a ClipStage's result."""
-    return digest("clip", clip_key, input_digest, fp)
+    return digest_bytes(f'["clip","{clip_key}","{input_digest}","{fp}"]'.encode())  # digest("clip", clip_key, …)

@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.compute as pc
 
+from videoflow.chosen import tables_read
 from videoflow.dataset.placed import PlacedClips
 from videoflow.errors import BadSample, SystemFailure
 from videoflow.fingerprint import fingerprint
 from videoflow.keys import digest
-from videoflow.loader.engine_cpu import CpuEngine
+from videoflow.loader.payload import PayloadEngine, PayloadReader
 from videoflow.loader.reader import ClipReader
 from videoflow.recipe import BuiltStage
 from videoflow.stage import ClipFrames, ClipStage
 from videoflow.store.layout import FITS, Root
+from videoflow.store.states import NOWHERE
 
 if TYPE_CHECKING:
     from videoflow.execute import Progress
@@ -59,39 +61,43 @@ def _with(built: BuiltStage, learned: bytes) -> BuiltStage:
     return replace(built, stage=stage, fingerprint=fingerprint(stage))
 
 
-def fit_stages(plan: Plan, clips: PlacedClips, progress: Progress) -> None:
-    """Have every stage of the plan learn what it has not learned yet; without clips there is nothing to learn for."""
-    for b in plan.clip_stages:
-        path = _path(b, plan.built)
-        if path is None or not len(clips):
-            continue
-        which = _sample(clips)
-        progress.note(f"{b.key}: learns from {int(which.sum())} of {len(clips)} clips")
-        assert isinstance(b.stage, ClipStage)
-        plan.root.put_new(path, b.stage.fit(_frames(plan, b, clips, which)))
-        learned = plan.root.get(path)  # another job's, if that one was first
-        if learned is None:
-            raise SystemFailure(f"cannot read {plan.root.uri(path)}, which was just written; run again")
-        plan.replace(_with(b, learned))
-        progress.note(f"{b.key}: what it learned is kept in {path}")
+def fitted(plan: Plan, built: BuiltStage, clips: PlacedClips, progress: Progress) -> BuiltStage:
+    """A stage of the plan that has learned what it needs; without clips there is nothing to learn from."""
+    path = _path(built, plan.built)
+    if path is None or not len(clips):
+        return built
+    which = _sample(clips, plan.clip_items(built, clips).exists)
+    if not which.any():
+        return built
+    progress.note(f"{built.key}: learns from {int(which.sum())} of {len(clips)} clips")
+    assert isinstance(built.stage, ClipStage)
+    plan.root.put_new(path, built.stage.fit(_frames(plan, built, clips, which)))
+    learned = plan.root.get(path)  # another job's, if that one was first
+    if learned is None:
+        raise SystemFailure(f"cannot read {plan.root.uri(path)}, which was just written; run again")
+    made = _with(built, learned)
+    plan.replace(made)
+    progress.note(f"{built.key}: what it learned is kept in {path}")
+    return made
 
 
-def _sample(clips: PlacedClips) -> np.ndarray:
-    keys = clips.table["clip_key"]
-    first = np.asarray(pc.sort_indices(keys))[:SAMPLE_CLIPS]
+def _sample(clips: PlacedClips, has_pictures: np.ndarray) -> np.ndarray:
+    """The first clips in the order of their keys, as a mask."""
+    order = np.asarray(pc.sort_indices(clips.table["clip_key"]))
     which = np.zeros(len(clips), np.bool_)
-    which[first] = True
+    which[order[has_pictures[order]][:SAMPLE_CLIPS]] = True
     return which
 
 
 def _frames(plan: Plan, built: BuiltStage, clips: PlacedClips, which: np.ndarray) -> Iterator[ClipFrames]:
-    """The frames of some clips, one after the other; those whose cached bytes are damaged are left out."""
-    source = plan.named("frames")
-    assert source is not None
-    reader = ClipReader([plan.root.uri(p) for p in plan.parts(source)], plan.root.lance_options())
-    engine = CpuEngine(threads=1)
+    """The frames of some clips, one after the other; those whose stored bytes are damaged are left out."""
+    ((name, parts),) = tables_read(plan, built, frames="frames").items()
+    make_reader = ClipReader if name == "frames" else PayloadReader
+    reader = make_reader([plan.root.uri(p) for p in parts], plan.root.lance_options())
+    items = replace(plan.clip_items(built, clips), found=np.where(which, NOWHERE, 0))
+    engine = PayloadEngine(threads=1)
     try:
-        for item in plan.clip_work(built, clips, which):
+        for item in plan.missing_clips(built, clips, items):
             try:
                 (encoded,) = reader.read([item.clip], [item.wanted])
                 (video,) = engine.decode([encoded], size=None, fit="crop")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
+from videoflow.chosen import payloads_to_come, seconds_by_video
 from videoflow.dataset.placed import PlacedClips
 from videoflow.history import StageHistory, Wanted
 from videoflow.plan import CLIPS, FRAMES, KEYS_AT_ONCE, Plan, StageItems
 from videoflow.recipe import BuiltStage
+from videoflow.stage import SourceStage
 from videoflow.store.states import NOWHERE, QUARANTINED
 
 
@@ -24,7 +26,7 @@ class StageForecast:
     Attributes:
         to_compute: items without a result; stale: of these, items that have one under another fingerprint or from
         another input. changed: the components that differ (see `videoflow.history`).
-        unknown: videos whose items show only after decoding.
+        unknown: videos whose items show only after decoding. seconds: of the chosen clips that are decoded once more.
     """
 
     stage: str
@@ -36,6 +38,7 @@ class StageForecast:
     unknown: int
     stale: int = 0
     changed: tuple[str, ...] = ()
+    seconds: float = 0.0
 
 
 def forecast(plan: Plan) -> list[StageForecast]:
@@ -55,8 +58,11 @@ def forecast(plan: Plan) -> list[StageForecast]:
         for b in plan.clip_stages:
             items = plan.clip_items(b, clips)
             wanted = partial(_of_clips, clips, items)
-            every = np.ones(len(clips), np.bool_)
-            result.append(_forecast(plan, b, items, every, wanted=wanted, unknown=waiting, grain="clip"))
+            there = items.exists
+            unknown = waiting + (payloads_to_come(plan, b, clips) if not there.all() else 0)
+            found = _forecast(plan, b, items, there, wanted=wanted, unknown=unknown, grain="clip")
+            again = sum(seconds_by_video(clips, items.missing).values()) if isinstance(b.stage, SourceStage) else 0.0
+            result.append(replace(found, seconds=again))
     return result
 
 

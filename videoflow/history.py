@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from videoflow.fingerprint import clip_item_key, components, pass_item_key, video_item_key
 from videoflow.recipe import BuiltStage
-from videoflow.stage import ClipStage, PassConsumer
+from videoflow.stage import ClipStage, PassConsumer, SourceStage
 from videoflow.store.layout import Root
 from videoflow.store.ledger import Ledger, quoted
 from videoflow.store.states import DONE, FILTERED, RETRY, newest
@@ -38,7 +38,7 @@ def grain_of(built: BuiltStage) -> str:
     """What one item of a stage is: pass (a video, decoded), rows (a video's rows), clip."""
     if isinstance(built.stage, PassConsumer):
         return PASS
-    return CLIP if isinstance(built.stage, ClipStage) else ROWS
+    return CLIP if isinstance(built.stage, (ClipStage, SourceStage)) else ROWS
 
 
 def write_note(root: Root, built: BuiltStage) -> None:

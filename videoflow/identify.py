@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
 
 from blake3 import blake3
 
-from videoflow.dataset.catalog import Catalog
+from videoflow.dataset.catalog import Catalog, KnownSource
 from videoflow.keys import KEY_CHARS, digest, digest_file
 from videoflow.persist import HostWatch, persist
 from videoflow.plan import VideoSource
@@ -62,7 +61,7 @@ def identify(
                 unreadable.append((file.uri, digest("unreadable", file.uri), key[1:]))
             else:
                 keyed.append((file, key))
-    changed = tuple(f.uri for f, k in keyed if f.uri in known and known[f.uri]["video_key"] != k)
+    changed = tuple(f.uri for f, k in keyed if f.uri in known and known[f.uri].video_key != k)
     there = {f.uri for f in scan.files}
     unlisted = tuple(f.uri for f in scan.files if f.problem and f.uri.endswith(os.sep))
     vanished = tuple(
@@ -74,13 +73,13 @@ def identify(
     return Identified(videos, tuple(unreadable), changed, vanished, len(keyed) - len(videos))
 
 
-def _known_key(file: SourceFile, known: dict[str, dict[str, Any]]) -> str | None:
+def _known_key(file: SourceFile, known: dict[str, KnownSource]) -> str | None:
     """The key of a file that cannot be read, or has not changed; None for one that is to be hashed."""
     if file.problem:
         return f"!{file.problem}"
     row = known.get(file.uri)
-    if row and file.stamp and (row["stamp"], row["size"]) == (file.stamp, file.size):
-        return str(row["video_key"])
+    if row and file.stamp and (row.stamp, row.size) == (file.stamp, file.size):
+        return row.video_key
     return None
 
 
@@ -108,18 +107,18 @@ def _record(
     catalog: Catalog,
     keyed: Iterable[tuple[SourceFile, str]],
     unreadable: Iterable[tuple[str, str, str]],
-    known: dict[str, dict[str, Any]],
+    known: dict[str, KnownSource],
     job: str,
 ) -> None:
     rows = []
     for file, key in keyed:
         metadata = _stored(file)
         old = known.get(file.uri)
-        if not old or (old["stamp"], old["video_key"], old["metadata"]) != (file.stamp, key, metadata):
+        if not old or (old.stamp, old.video_key, old.metadata) != (file.stamp, key, metadata):
             rows.append(
                 {"uri": file.uri, "size": file.size, "stamp": file.stamp, "video_key": key, "metadata": metadata}
             )
-    lost = [(uri, key, why) for uri, key, why in unreadable if known.get(uri, {}).get("video_key") != key]
+    lost = [(uri, key, why) for uri, key, why in unreadable if uri not in known or known[uri].video_key != key]
     rows += [{"uri": uri, "size": 0, "stamp": "", "video_key": key, "metadata": "{}"} for uri, key, _ in lost]
     catalog.add_sources(rows, job=job)
     entries = [
@@ -139,13 +138,13 @@ def _stored(file: SourceFile) -> str:
     return json.dumps(file.metadata | asked, sort_keys=True, default=str)
 
 
-def stored_intervals(rows: Iterable[dict[str, Any]]) -> tuple[tuple[Fraction, Fraction], ...]:
+def stored_intervals(rows: Iterable[KnownSource]) -> tuple[tuple[Fraction, Fraction], ...]:
     """The intervals that manifests asked for of one content, from its rows of the sources table: as a run adds them
     up, by uri.
     """
     found: dict[tuple[Fraction, Fraction], None] = {}
-    for row in sorted(rows, key=lambda r: str(r["uri"])):
-        for a, b in json.loads(row["metadata"] or "{}").get(_INTERVALS, ()):
+    for row in sorted(rows, key=lambda r: r.uri):
+        for a, b in json.loads(row.metadata or "{}").get(_INTERVALS, ()):
             found[Fraction(a), Fraction(b)] = None
     return tuple(found)
 

@@ -10,15 +10,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from videoflow.chosen import published
 from videoflow.dataset.assemble import version_table
 from videoflow.dataset.catalog import Catalog, check_name
+from videoflow.dataset.payloads import with_payloads
 from videoflow.dataset.placed import PlacedClips, no_clips
 from videoflow.dataset.products import clip_products, with_arrays
 from videoflow.dataset.publish import publish, split_of
 from videoflow.dataset.version import Version
 from videoflow.errors import EXIT_QUARANTINED, SourceError, first_line
 from videoflow.execute import Execution, JobOptions, JobSummary, Progress
-from videoflow.fitting import fit_stages
+from videoflow.fitting import fitted
 from videoflow.identify import Identified, identify
 from videoflow.jobrecord import CANCELLED, FINISHED, STOPPED, JobRecord, describe, new_job_id, shown_recipe
 from videoflow.plan import CLIPS, FRAMES, Plan
@@ -110,9 +112,8 @@ class Job:
             for b in plan.row_stages:
                 execution.rows(b)
             clips = plan.clips() if plan.named(CLIPS) and plan.named(FRAMES) else no_clips(catalog.root)
-            fit_stages(plan, clips, self._progress)
             for b in plan.clip_stages:
-                execution.clips(b, clips)
+                execution.clips(fitted(plan, b, clips, self._progress), clips)
         self._finish(catalog, plan, clips, identified)
 
     # -- the end -----------------------------------------------------------------------------------------------------
@@ -147,6 +148,8 @@ class Job:
         table = version_table(batches, sources=sources, splits=splits, embeddings=made.embeddings, scores=made.scores)
         table = with_arrays(table, made.arrays)
         tables = {FRAMES: list(plan.parts(_required(plan, FRAMES))), **made.tables}
+        if (found := published(plan, clips)) is not None:
+            table, tables["payload"] = with_payloads(table, found[1]), list(plan.parts(found[0]))
         manifest = {"job": self.id, "recipe": shown_recipe(plan.recipe), "tables": tables}
         fingerprints = {b.key: b.fingerprint for b in plan.built}
         return publish(catalog, self._name, table, manifest=manifest, fingerprints=fingerprints)

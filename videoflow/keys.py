@@ -39,3 +39,8 @@ def digest_file(path: str | Path) -> str:
 def clip_key(video_key: str, stream: int, t0_pts: int, t1_pts: int) -> str:
     """Key of the clip [t0_pts, t1_pts) of one stream of a video."""
     return digest(video_key, stream, t0_pts, t1_pts)
+
+
+def clip_order(key: str) -> str:
+    """What payload rows are sorted by and clips are drawn by: a hash of the clip's key, the same in every job."""
+    return digest("payload order", key)

@@ -11,7 +11,7 @@ Everything is asked for all videos (or clips) at once: keys and answers are colu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from videoflow.chosen import keys_of, missing_on, source_of
 from videoflow.dataset.assemble import CachedClip, distinct_frames
 from videoflow.dataset.placed import PlacedClips, placed_clips
 from videoflow.errors import MOVED_UNDER_THE_JOB, RecipeError
@@ -28,7 +29,7 @@ from videoflow.fingerprint import clip_item_key, pass_item_key, video_item_key
 from videoflow.fitting import settled
 from videoflow.keys import digest
 from videoflow.recipe import PROBE, BuiltStage, Recipe
-from videoflow.stage import ClipStage, PassConsumer, VideoStage
+from videoflow.stage import ClipStage, PassConsumer, SourceStage, VideoStage
 from videoflow.store.layout import Root, part_path
 from videoflow.store.ledger import ItemResult, Ledger
 from videoflow.store.states import FILTERED, NOWHERE, QUARANTINED, LedgerRow, States
@@ -101,16 +102,17 @@ class Plan:
         self.refresh()
 
     def refresh(self, *keys: str) -> None:
-        for b in self.built:
-            if not keys or b.key in keys:
-                self._states.pop(b.key, None)  # the old answers make room first
-                states = self.ledger.states(b.name, b.fingerprint)
-                self.lost[b.key] = []
-                if not self.parts(b):
-                    gone = states.has_rows()[:-1]
-                    self.lost[b.key] = list(states.rows(np.flatnonzero(gone)))
-                    states = states.without(gone)
-                self._states[b.key] = states
+        some = [b for b in self.built if not keys or b.key in keys]
+        for b in some:
+            self._states.pop(b.key, None)  # the old answers make room first
+        found = self.ledger.lean_states({(b.name, b.fingerprint) for b in some})
+        for b in some:
+            states = found[b.name, b.fingerprint]
+            self._states[b.key], self.lost[b.key] = states, []
+            if not self.parts(b):
+                gone = states.has_rows()[:-1]
+                self.lost[b.key] = self._rows(b, np.flatnonzero(gone))
+                self._states[b.key] = states.without(gone)
         self._items.clear()
 
     def replace(self, built: BuiltStage) -> None:
@@ -118,12 +120,24 @@ class Plan:
         self.built = tuple(built if b.key == built.key else b for b in self.built)
         self.refresh(built.key)
 
+    def _rows(self, built: BuiltStage, positions: np.ndarray) -> list[LedgerRow]:
+        """Whole answers at some positions of a stage's states, which are few, in their order."""
+        keys = self._states[built.key].taken(positions, "item_key").to_pylist()
+        rows = self.answers(built, keys)
+        return [rows[k] for k in keys if k in rows]
+
+    def answers(self, built: BuiltStage, item_keys: Collection[str]) -> dict[str, LedgerRow]:
+        """Whole answers of some items, of those that have one."""
+        there = self._states[built.key].find(list(item_keys)) != NOWHERE
+        wanted = {k for k, is_there in zip(item_keys, there.tolist(), strict=True) if is_there}
+        return dict(self.ledger.states(built.name, built.fingerprint, among=wanted)) if wanted else {}
+
     def unread(self, built: BuiltStage) -> list[LedgerRow]:
         """Results of a pass whose source was moved under the job: nothing about the content they are keyed by."""
         if not isinstance(built.stage, PassConsumer):
             return []
         states, found = self._states[built.key], self.items(built).found
-        bad = states.rows(found[states.is_state(QUARANTINED)[found]])
+        bad = self._rows(built, found[states.is_state(QUARANTINED)[found]])
         return [r for r in bad if (r.message or "").startswith(MOVED_UNDER_THE_JOB)]
 
     # -- stages by kind ----------------------------------------------------------------------------------------------
@@ -138,7 +152,7 @@ class Plan:
 
     @property
     def clip_stages(self) -> list[BuiltStage]:
-        return [b for b in self.built if isinstance(b.stage, ClipStage)]
+        return [b for b in self.built if isinstance(b.stage, (ClipStage, SourceStage))]
 
     def named(self, name: str) -> BuiltStage | None:
         """The first stage of this name."""
@@ -149,10 +163,6 @@ class Plan:
         return tuple(
             part_path(built.table, built.fingerprint, n) for n in parts_of(self.root, built.table, built.fingerprint)
         )
-
-    def state(self, built: BuiltStage, item_key: str) -> LedgerRow | None:
-        """The answer of one item; for many, see `items`."""
-        return self._states[built.key].get(item_key)
 
     def states(self, built: BuiltStage) -> States:
         """All answers of a stage, of these videos and others."""
@@ -243,7 +253,7 @@ class Plan:
         at = np.flatnonzero(self.unusable())
         if probe is None or not len(at):
             return []
-        why = list(self._states[probe.key].rows(self.items(probe).found[at]))
+        why = self._rows(probe, self.items(probe).found[at])
         found: list[tuple[BuiltStage, ItemResult]] = []
         for b in self.consumers:
             missing = self.items(b).missing
@@ -292,29 +302,35 @@ class Plan:
         return step
 
     def clip_items(self, built: BuiltStage, clips: PlacedClips) -> StageItems:
-        """The items of a ClipStage, by position among the clips.
+        """The items of a ClipStage or SourceStage, by position among the clips.
 
         Raises:
-            RecipeError: its rate does not divide the cache's.
+            RecipeError: its rate does not divide the cache's, or it chooses clips by what is no condition.
         """
+        if (pair := keys_of(self, built, clips)) is not None:
+            return StageItems(*pair, self._states[built.key].find(pair[0]))
         self.clip_step(built, clips.rate)
         frames = self.named(FRAMES)
         assert frames is not None
         cache = self._states[frames.key].taken(self.items(frames).found, "output_digest")
         outputs = dict(zip(self.keys, cache.to_pylist(), strict=True))
-        rate, sources = str(clips.rate), dict[tuple[str, int], str]()
-
-        def pairs() -> Iterator[tuple[str, str]]:
-            for batch in clips.table.select(["clip_key", "video_key", "start_pts"]).to_batches(KEYS_AT_ONCE):
-                for key, video, start in zip(*(c.to_pylist() for c in batch.columns), strict=True):
-                    source = sources.get((video, start))
-                    if source is None:
-                        source = sources[video, start] = digest(outputs[video] or "", start, rate)
-                    yield key, source
-
-        keys = _column(clip_item_key(key, source, built.fingerprint) for key, source in pairs())
-        inputs = _column(source for _, source in pairs())
-        return StageItems(keys, inputs, self._states[built.key].find(keys))
+        rate, sources = str(clips.rate), dict[tuple[str, int], tuple[int, str]]()  # where in the inputs, and which
+        keys, where = [pa.array([], pa.string())], [pa.array([], pa.int32())]
+        for batch in clips.table.select(["clip_key", "video_key", "start_pts"]).to_batches(KEYS_AT_ONCE):
+            of, made = list[int](), list[str]()
+            for key, video, start in zip(*(c.to_pylist() for c in batch.columns), strict=True):
+                source = sources.get((video, start))
+                if source is None:
+                    source = len(sources), digest(outputs[video] or "", start, rate)
+                    sources[video, start] = source
+                of.append(source[0])
+                made.append(clip_item_key(key, source[1], built.fingerprint))
+            keys.append(pa.array(made, pa.string()))
+            where.append(pa.array(of, pa.int32()))
+        values = pa.array([source for _, source in sources.values()], pa.string())
+        inputs = pa.DictionaryArray.from_arrays(pa.concat_arrays(where), values)
+        column = pa.concat_arrays(keys)
+        return StageItems(column, inputs, self._states[built.key].find(column))
 
     def clip_objects(self, clips: PlacedClips, which: np.ndarray) -> Iterator[list[CachedClip]]:
         """The clips at some positions (a mask), in batches."""
@@ -330,18 +346,14 @@ class Plan:
 
     def missing_clips(self, built: BuiltStage, clips: PlacedClips, items: StageItems) -> Iterator[ClipItem]:
         """The items of a ClipStage that have no answer, as a worker needs them, made as they are asked for."""
-        return self.clip_work(built, clips, items.missing, items)
-
-    def clip_work(
-        self, built: BuiltStage, clips: PlacedClips, which: np.ndarray, items: StageItems | None = None
-    ) -> Iterator[ClipItem]:
-        """The items of a ClipStage at some clips (a mask)."""
+        if (source_stage := source_of(self, built)) is not None:
+            yield from missing_on(self, built, source_stage, clips, items)
+            return
         assert isinstance(built.stage, ClipStage)
-        items = items or self.clip_items(built, clips)
         step, most = self.clip_step(built, clips.rate), built.stage.grid_frames
-        at = pa.array(np.flatnonzero(which))
+        at = pa.array(np.flatnonzero(items.missing))
         keys = zip(_values(items.keys.take(at)), _values(items.inputs.take(at)), strict=True)
-        for batch in self.clip_objects(clips, which):
+        for batch in self.clip_objects(clips, items.missing):
             for c in batch:
                 key, source = next(keys)
                 grid = c.indices[::step]

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from videoflow.errors import RecipeError, VideoflowError, nearest, shown
 from videoflow.fingerprint import fingerprint
-from videoflow.stage import ClipStage, PassConsumer, Stage, StageParams, VideoStage, find_stage, load_object
+from videoflow.stage import PassConsumer, SourceStage, Stage, StageParams, VideoStage, find_stage, load_object
 
 PIPELINE_GROUP = "videoflow.pipelines"
 #: The stage that every recipe begins with: it measures what a video is.
@@ -155,10 +155,14 @@ def _in_order(built: list[BuiltStage]) -> list[BuiltStage]:
             raise RecipeError(
                 f"stage {b.key!r} reads {', '.join(missing)}, which the recipe does not have; add it under stages:"
             )
-    ranks = ((PassConsumer, 0), (VideoStage, 1), (ClipStage, 2))
+    decoded_again = {b.name for b in built if isinstance(b.stage, SourceStage)}
 
     def rank(b: BuiltStage) -> int:
-        return next(r for kind, r in ranks if isinstance(b.stage, kind))
+        kinds = (PassConsumer, VideoStage)
+        found = next((r for r, kind in enumerate(kinds) if isinstance(b.stage, kind)), len(kinds))
+        if isinstance(b.stage, SourceStage):  # its choice may ask for scores of the stages before it
+            return found + 1
+        return found + 2 * bool(decoded_again & set(b.stage.inputs)) if found == len(kinds) else found
 
     return sorted(built, key=rank)
 

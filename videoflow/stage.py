@@ -3,7 +3,8 @@
 Stage
 ├── PassConsumer   rides the one decode pass: sees every shown frame of a video once (frames, shots, quality, …)
 ├── VideoStage     works on the rows other stages made of one video, without pictures (clips)
-└── ClipStage      works on the cached frames of clips (embed, a user's own scorer)
+├── ClipStage      works on stored frames of clips: those of the frame cache, or of the payload (embed, a tokenizer)
+└── SourceStage    works on chosen clips' own frames, decoded from the source once more (payload)
 
 A stage is described by class attributes and its frozen parameters; it is checked when the recipe is built, before any
 process starts. Stages know records and arrays, never the engine that runs them. They are found through the entry point
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -126,6 +127,23 @@ class ClipFrames:
 
 
 @dataclass(frozen=True)
+class SourceClip:
+    """What a SourceStage works on: the clip [t0_pts, t1_pts) of one stream, as the decode pass measured it.
+
+    ``pts``: of the shown frames inside it; ``start_pts``: the video's first shown pts, where its grids begin.
+    """
+
+    clip_key: str
+    video_key: str
+    stream: int
+    time_base: Fraction
+    start_pts: int
+    t0_pts: int
+    t1_pts: int
+    pts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Product:
     """A stage's result for one item: rows without the head columns, and a digest of their bytes and integers
     (floats left out, so that early cut-off never hangs on rounding). ``filtered``: a reason to leave the item out."""
@@ -229,7 +247,12 @@ class VideoStage(Stage):
 
 
 class ClipStage(Stage):
-    """Works on clips' cached frames. ``fps``: the rate it wants them at (must divide the cache's), None for all."""
+    """Works on clips' stored frames. ``fps``: the rate it wants them at (must divide that of what it reads; a payload
+    at the source's own rate has every rate), None for all.
+
+    ``inputs`` name what it reads: ``("clips", "frames")`` the frame cache, ``("clips", "payload")`` the payload, of the
+    clips that have one. A stage whose parameters decide may make ``inputs`` a property.
+    """
 
     inputs: ClassVar[tuple[str, ...]] = ("clips", "frames")
     batch_size: ClassVar[int] = 8
@@ -262,6 +285,47 @@ class ClipStage(Stage):
     @abstractmethod
     def process(self, clips: Sequence[ClipFrames]) -> list[Product]:
         """One product a clip, in order."""
+
+
+class ClipMaker(Protocol):
+    """Makes the product of one clip; several may be at work at a time where clips overlap."""
+
+    def see(self, frame: ShownFrame) -> None:
+        """One wanted frame, in order; ``index`` counts the video's shown frames."""
+
+    def finish(self) -> Product:
+        """After the last wanted frame."""
+
+
+class SourceStage(Stage):
+    """Works on chosen clips' own frames, decoded from the source: every interval once, from a keyframe that gives the
+    same pictures as one pass, in the sandbox. For each clip: ``wanted``, ``open``, then its maker's methods.
+
+    Damaged frames are never shown: a clip that wants one is ``filtered(damaged)``.
+    """
+
+    inputs: ClassVar[tuple[str, ...]] = ("probe", "clips")
+
+    @property
+    def where(self) -> str | None:
+        """SQL condition on the clips' columns and scores: which clips are chosen; None: all."""
+        return None
+
+    @property
+    def count(self) -> int | None:
+        """At most so many of them, an even sample by the hash of their keys; None: all."""
+        return None
+
+    @abstractmethod
+    def wanted(self, clip: SourceClip) -> Sequence[int]:
+        """pts of the frames it wants, ascending; none: the clip is ``filtered(no_payload_frame)``."""
+
+    @abstractmethod
+    def open(self, clip: SourceClip) -> ClipMaker: ...
+
+    def bytes_per_second(self, width: int, height: int, fps: float) -> float:
+        """About how much a second of a clip takes, of a video of this size and rate; decides how many make a block."""
+        return 0.0
 
 
 def load_object(path: str, *, what: str) -> Any:
@@ -312,8 +376,8 @@ def find_stage(name_or_path: str) -> type[Stage]:
     missing = [a for a in ("name", "version", "table") if not hasattr(cls, a)] + sorted(cls.__abstractmethods__)
     if missing:
         raise RecipeError(f"stage {path!r} lacks {', '.join(missing)}")
-    if not issubclass(cls, (PassConsumer, VideoStage, ClipStage)):
-        raise RecipeError(f"stage {path!r} must be a PassConsumer, a VideoStage or a ClipStage")
+    if not issubclass(cls, (PassConsumer, VideoStage, ClipStage, SourceStage)):
+        raise RecipeError(f"stage {path!r} must be a PassConsumer, a VideoStage, a ClipStage or a SourceStage")
     if issubclass(cls, PassConsumer) and cls.margin is not PassConsumer.margin and cls.join is PassConsumer.join:
         raise RecipeError(f"stage {path!r} has a margin, so that videos are cut between workers, but no join")
     return cls

@@ -116,7 +116,7 @@ class RowsItem:
 
 @dataclass(frozen=True)
 class ClipItem:
-    """A clip whose cached frames a ClipStage works on; ``wanted``: indices on the cache's grid."""
+    """A clip whose stored frames a ClipStage works on; ``wanted``: indices on the grid of what ``clip`` points to."""
 
     item_key: str
     input_digest: str
@@ -127,12 +127,32 @@ class ClipItem:
 
 
 @dataclass(frozen=True)
+class ChosenClip:
+    """A clip that a SourceStage is to make: [t0_pts, t1_pts) of its video."""
+
+    item_key: str
+    input_digest: str
+    clip_key: str
+    t0_pts: int
+    t1_pts: int
+
+
+@dataclass(frozen=True)
+class SourceItem:
+    """A video whose chosen clips a SourceStage works on, decoded once; ``probe_key``: its item in the videos table."""
+
+    video: DecodeItem
+    probe_key: str
+    clips: tuple[ChosenClip, ...]
+
+
+@dataclass(frozen=True)
 class Unit:
     """A list of items for one stage, or for all consumers of a decode pass.
 
     Attributes:
         works: the stages; several only for a decode pass.
-        items: DecodeItem, SplitItem, PartItem, JoinItem, RowsItem or ClipItem, all of one kind.
+        items: DecodeItem, SplitItem, PartItem, JoinItem, RowsItem, ClipItem or SourceItem, all of one kind.
         stream: the recipe's choice of stream (decode pass only).
         tables: paths below the root of the parts of the tables that are read, by stage name.
     """
@@ -149,8 +169,9 @@ class Unit:
 class UnitReport:
     """What a worker hands back: staged records and counts, and what it has done so far (None: it does not tell).
 
-    ``splits``: parts by video key, empty where a video cannot be cut; ``parts``: decoded parts; ``unfit``: videos that
-    must be decoded unsplit after all, and why.
+    ``decoded_intervals``: stretches of a source that were decoded once more for chosen clips, of these
+    ``intervals_from_start`` from the video's start; ``splits``: parts by video key, empty where a video cannot be cut;
+    ``parts``: decoded parts; ``unfit``: videos that must be decoded unsplit after all, and why.
     """
 
     records: tuple[UnitRecord, ...]
@@ -159,6 +180,8 @@ class UnitReport:
     decoded_videos: int = 0
     frames_decoded: int = 0
     seconds: float = 0.0
+    decoded_intervals: int = 0
+    intervals_from_start: int = 0
     splits: dict[str, tuple[VideoPart, ...]] = field(default_factory=dict)
     parts: tuple[PartResult, ...] = ()
     unfit: dict[str, str] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from videoflow.errors import BadSample
-from videoflow.loader.engine_cpu import CpuEngine
+from videoflow.loader.engine import DecodeEngine
 from videoflow.loader.reader import ClipReader
 from videoflow.stage import ClipFrames
 from videoflow.telemetry.meter import Division, count, current
@@ -33,7 +33,7 @@ class _Loaded:
 class ReadAhead:
     """Reads clips through one thread. Use as a context manager."""
 
-    def __init__(self, reader: ClipReader, engine: CpuEngine) -> None:
+    def __init__(self, reader: ClipReader, engine: DecodeEngine) -> None:
         self._reader = reader
         self._engine = engine
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")

@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from videoflow.errors import BadSample, MediaError, first_line
 from videoflow.fingerprint import pass_item_key
-from videoflow.loader.engine_cpu import CpuEngine
+from videoflow.loader.payload import PayloadEngine, PayloadReader
 from videoflow.loader.reader import ClipReader
 from videoflow.persist import HostWatch
-from videoflow.stage import ClipFrames, ClipStage, Item, PassConsumer, Product, Stage, VideoStage
+from videoflow.stage import ClipFrames, ClipStage, Item, PassConsumer, Product, SourceStage, Stage, VideoStage
 from videoflow.store.commit import UnitRecord
 from videoflow.store.ledger import DONE, FILTERED, QUARANTINED, ItemResult
 from videoflow.store.reader import rows_of
@@ -31,6 +31,7 @@ from workers.fetch import fetched
 from workers.read_ahead import ReadAhead
 from workers.run_parts import run_long
 from workers.sandbox import DecodedVideo, Sandbox, spool_folder
+from workers.source_clips import run_source_clips
 from workers.write_unit import batches_of, head_columns, quarantined, spooled, stage_rows
 
 
@@ -45,7 +46,7 @@ class UnitRunner:
         self._sandbox = Sandbox(memory_bytes=memory_bytes)
         self._threads = decode_threads
         self._stages: dict[str, Stage] = {}
-        self._engine = CpuEngine(threads=decode_threads)
+        self._engine = PayloadEngine(threads=decode_threads)  # cached frames too
         self._cancelled = False
         self._hosts = HostWatch()
 
@@ -72,6 +73,8 @@ class UnitRunner:
             report = self._decode(unit)
         elif isinstance(kind, VideoStage):
             report = self._rows(unit, kind)
+        elif isinstance(kind, SourceStage):
+            report = run_source_clips(unit, kind, self._sandbox, self._hosts, self._check)
         else:
             assert isinstance(kind, ClipStage)
             report = self._clips(unit, kind)
@@ -185,7 +188,9 @@ class UnitRunner:
         work = unit.works[0]
         live = self._live(work)
         assert isinstance(live, ClipStage)
-        reader = ClipReader([unit.root.uri(p) for p in unit.tables["frames"]], unit.root.lance_options())
+        ((name, parts),) = unit.tables.items()
+        make_reader = ClipReader if name == "frames" else PayloadReader
+        reader = make_reader([unit.root.uri(p) for p in parts], unit.root.lance_options())
         batches = [unit.items[at : at + live.batch_size] for at in range(0, len(unit.items), live.batch_size)]
         results, rows = [], []
         with ReadAhead(reader, self._engine) as ahead:

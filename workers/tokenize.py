@@ -37,8 +37,8 @@ class TokenizeParams(StageParams):
     a codebook from elsewhere (without one it is fitted once in the catalog). The path is not part of the fingerprint,
     the digest of the bytes is. ``output``: ids or latents; to be given for torchscript and factories.
 
-    What is tokenized: ``fps`` (None: all cached frames), ``size`` of the pictures (S or [height, width], cropped to
-    shape; None: as cached), at most ``max_frames`` of a clip.
+    What is tokenized: ``source``, frames (the cache) or payload (its chosen clips); ``fps`` (None: all frames there),
+    ``size`` of the pictures (S or [height, width], cropped; None: as stored), ``max_frames`` of a clip at most.
     patch-vq: ``codes`` in each of ``levels`` codebooks. ``temporal``, ``spatial``: frames and pixels of a side that a
     token stands for (patch-vq and torchscript; a VAE says so itself).
     Models: ``dtype`` they run in; ``latents`` of a VAE: moments, sample or mode, kept as ``latent_dtype``; ``tiling``
@@ -49,6 +49,7 @@ class TokenizeParams(StageParams):
     tokenizer: str = PATCH_VQ
     weights: str | None = Field(default=None, exclude=True)
     output: Literal["ids", "latents"] | None = None
+    source: Literal["frames", "payload"] = "frames"
     fps: str | None = None
     size: int | tuple[int, int] | None = None
     max_frames: int = Field(default=121, ge=1, le=4096)
@@ -121,6 +122,10 @@ class Tokenize(ClipStage):
         if params.weights is not None:
             settled = params.model_copy(update={"weights": str(Path(params.weights).expanduser().absolute())})
         return settled
+
+    @property
+    def inputs(self) -> tuple[str, ...]:  # type: ignore[override]  # the parameters decide
+        return ("clips", self.params.source)
 
     @property
     def fps(self) -> Fraction | None:

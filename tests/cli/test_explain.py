@@ -131,7 +131,7 @@ def test_fingerprints_are_explained_beside_their_tables(catalog: Catalog) -> Non
 
 def test_subjects(catalog: Catalog, videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = str(videos / "v0.mp4")
-    key = catalog.known_sources()[uri]["video_key"]
+    key = catalog.known_sources()[uri].video_key
     clip = videoflow.open(catalog.root.url).version("x").sql(f"SELECT clip_key FROM clips WHERE uri = '{uri}'")
     clip_key = clip["clip_key"][0].as_py()
     by_uri, by_key = find_subject(catalog, uri), find_subject(catalog, key)

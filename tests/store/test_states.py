@@ -92,6 +92,28 @@ def test_some_can_be_asked_for(ledger: Ledger, count: int) -> None:
     assert set(ledger.states("s", FP, among=wanted)) == set(wanted[1:])
 
 
+def test_answers_of_many_stages_in_one_reading_are_those_of_each(ledger: Ledger) -> None:
+    """Also where rows of several stages stand in one append, as after a tidy or a quarantined probe."""
+    pairs = [("s", FP), ("s", "0" * 32), ("t", FP), ("none", FP)]
+    mixed = [
+        (*pairs[n % 3], "u", item(f"{n % 7}", ("done", "filtered", "quarantined", "retry")[n % 4])) for n in range(40)
+    ]
+    ledger.append(mixed, job="j")
+    put(ledger, item("0", "quarantined", 0), item("8"), item("9", "retry", 0))
+    ledger.append(mixed[5:9], job="j")
+    lean = ledger.lean_states(pairs)
+    assert set(lean) == set(pairs) and len(lean["s", FP]) > 3
+    for pair in pairs:
+        whole = ledger.states(*pair)
+        keys = [*map(str, range(10)), "none"]
+        at, expected = lean[pair].find(keys), [whole.get(k) for k in keys]
+        assert (at != NOWHERE).tolist() == [r is not None for r in expected], pair
+        assert lean[pair].taken(at, "output_digest").to_pylist() == [r.output_digest if r else None for r in expected]
+        for state in ("done", "filtered", "quarantined", "retry"):
+            assert lean[pair].is_state(state)[at].tolist() == [bool(r and r.state == state) for r in expected]
+        assert lean[pair].has_rows()[at].tolist() == [bool(r and r.rows) for r in expected]
+
+
 def test_a_tidied_ledger_says_the_same_and_can_be_appended_to_meanwhile(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import asdict
 from fractions import Fraction
@@ -14,7 +15,7 @@ from videoflow.cli.output import print_json
 from videoflow.cli.progress import make_progress, say
 from videoflow.dataset.catalog import Catalog, check_name
 from videoflow.errors import InputError, SourceError, shown
-from videoflow.estimate import estimate_frames_bytes
+from videoflow.estimate import Estimate, estimate
 from videoflow.execute import JobOptions, JobSummary
 from videoflow.forecast import StageForecast, forecast
 from videoflow.identify import identify
@@ -86,9 +87,11 @@ def plan(
     max_quarantined: QuarantineOpt = "10%",
     as_json: JsonOpt = False,
 ) -> None:
-    """Say what a run would compute, reuse and skip, with an estimate of disk. Computes and writes nothing."""
+    """Say what a run would compute, reuse and skip, with an estimate of disk and, from past jobs, of time. Computes
+    and writes nothing.
+    """
     check_name(name)
-    JobOptions(engine, workers, None, parse_percent(max_quarantined))
+    options = JobOptions(engine, workers, None, parse_percent(max_quarantined))
     engine_path(engine)
     chosen = recipes.load(recipe).with_settings(settings or [])
     catalog = _catalog_or_scratch(root)
@@ -101,23 +104,29 @@ def plan(
     the_plan = Plan(catalog.root, catalog.ledger, chosen, built, identified.videos)
     stages = forecast(the_plan)
     to_decode = {v.video_key: v for videos in the_plan.missing_products().values() for v in videos}
-    estimate = estimate_frames_bytes(the_plan, list(to_decode.values()))
+    cores = options.workers or len(os.sched_getaffinity(0))
+    cost = estimate(catalog, the_plan, stages, list(to_decode.values()), workers=cores)
     result: dict[str, Any] = {
         "videos": len(identified.videos) + len(identified.unreadable),
         "unreadable": len(identified.unreadable),
         "ignored": len(found.ignored),
         "to_decode": len(to_decode),
         "source_bytes_to_decode": sum(v.size for v in to_decode.values()),
-        "estimated_frame_cache_bytes": estimate,
+        "estimated_decode_hours": None if cost.video_seconds is None else cost.video_seconds / 3600,
+        "estimated_decode_frames": cost.frames,
+        "estimated_frame_cache_bytes": cost.frame_cache_bytes,
+        "estimated_seconds": cost.stage_seconds,
+        "estimated_workers": cost.workers,
+        "estimated_from_jobs": cost.jobs,
         "stages": [asdict(s) for s in stages],
     }
     if as_json:
         print_json(result)
         return
-    _print_plan(result, stages)
+    _print_plan(result, stages, cost)
 
 
-def _print_plan(result: dict[str, Any], stages: list[StageForecast]) -> None:
+def _print_plan(result: dict[str, Any], stages: list[StageForecast], cost: Estimate) -> None:
     to_decode = result["to_decode"]
     say(
         f"{result['videos']} videos ({result['unreadable']} unreadable, {result['ignored']} other files ignored); "
@@ -130,8 +139,31 @@ def _print_plan(result: dict[str, Any], stages: list[StageForecast]) -> None:
         told += [", ".join(s.changed)] if s.changed else []
         counts = f"{s.cached:>8} {s.to_compute:>8} {s.stale:>8} {s.quarantined:>8}"
         say(f"{s.stage:<12} {s.grain + 's':<6} {counts}  {'; '.join(told)}".rstrip())
-    estimate = show_bytes(result["estimated_frame_cache_bytes"])
-    say(f"frame cache to write: about {estimate}" if to_decode else "nothing to decode")
+    if not to_decode:
+        say("nothing to decode")
+    elif cost.video_seconds is None or cost.frames is None:
+        say("to decode: of unknown length, the files are not on this machine and the catalog knows none like them")
+    else:
+        cache = (
+            ""
+            if cost.frame_cache_bytes is None
+            else f"; frame cache to write: about {show_bytes(cost.frame_cache_bytes)}"
+        )
+        say(f"to decode: about {show_seconds(cost.video_seconds)} of video, {cost.frames} frames{cache}")
+    if cost.stage_seconds:
+        say(_time(cost))
+
+
+def _time(cost: Estimate) -> str:
+    """The line about time: what is known of each stage that has something to do."""
+    known = {k: v for k, v in cost.stage_seconds.items() if v is not None}
+    unknown = [k for k in cost.stage_seconds if k not in known]
+    if not known:
+        return "time: not known before a job over this catalog has ended"
+    parts = ", ".join(f"{k} {show_seconds(v)}" for k, v in known.items())
+    more = f"; and {', '.join(unknown)}: not known yet" if unknown else ""
+    jobs = "the past job" if cost.jobs == 1 else f"{cost.jobs} past jobs"
+    return f"time: about {show_seconds(sum(known.values()))} by {cost.workers} workers as in {jobs} ({parts}){more}"
 
 
 def run(
@@ -272,6 +304,13 @@ def parse_bytes(text: str | None) -> int | None:
         raise InputError(f"--memory {shown(text)} is not a size like 2GB or 512MiB")
     base = 1024 if found[3] else 1000
     return int(Fraction(found[1]) * base ** ("kmgt".index(found[2]) + 1 if found[2] else 0))
+
+
+def show_seconds(seconds: float) -> str:
+    """A time span for people."""
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 1 else "1 s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def show_bytes(n: int) -> str:

@@ -13,7 +13,7 @@ import re
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -61,6 +61,16 @@ class VersionInfo:
         return f"{self.name}@{self.number}"
 
 
+class KnownSource(NamedTuple):
+    """What the catalog knows of one source: a tuple, since a plan holds a hundred thousand. ``metadata`` is JSON."""
+
+    uri: str
+    size: int | None
+    stamp: str | None
+    video_key: str
+    metadata: str | None
+
+
 class Catalog:
     """An open catalog. Nothing is cached here but the root: two processes see each other's commits."""
 
@@ -97,10 +107,14 @@ class Catalog:
 
     # -- sources -----------------------------------------------------------------------------------------------------
 
-    def known_sources(self) -> dict[str, dict[str, Any]]:
+    def known_sources(self) -> dict[str, KnownSource]:
         """Newest row of every source, by uri."""
-        table = newest(read_rows(self.root, SOURCES), ["uri"])
-        return {row["uri"]: row for batch in table.to_batches(ROWS_AT_ONCE) for row in batch.to_pylist()}
+        table = newest(read_rows(self.root, SOURCES, [*KnownSource._fields, "at"]), ["uri"])
+        found, texts = {}, dict[str, str]()  # most sources have the same metadata: none
+        for batch in table.select(KnownSource._fields).to_batches(ROWS_AT_ONCE):
+            for uri, size, stamp, key, metadata in zip(*(c.to_pylist() for c in batch.columns), strict=True):
+                found[uri] = KnownSource(uri, size, stamp, key, texts.setdefault(metadata, metadata))
+        return found
 
     def add_sources(self, rows: list[dict[str, Any]], *, job: str) -> None:
         now = datetime.now(UTC)
@@ -115,7 +129,7 @@ class Catalog:
             QueryError: unknown, or its source lies where no local file is.
         """
         for uri, row in self.known_sources().items():
-            if uri_or_key in (uri, row["video_key"]) and "://" not in uri:
+            if uri_or_key in (uri, row.video_key) and "://" not in uri:
                 return Video(uri)
         raise QueryError(f"no local source {uri_or_key!r} in {self.root.url}")
 
@@ -189,7 +203,7 @@ class Catalog:
                 bad.setdefault(row["video_key"], row)
         uris: dict[str, list[str]] = {}
         for uri, source in self.known_sources().items():
-            uris.setdefault(source["video_key"], []).append(uri)
+            uris.setdefault(source.video_key, []).append(uri)
         return [
             {"uri": uri, "class": row["class"], "stage": row["stage"], "message": row["message"]}
             for key, row in bad.items()

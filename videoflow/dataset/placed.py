@@ -25,8 +25,7 @@ _SAFE = 1 << 62
 _ORDER = [(name, "ascending") for name in ("video_key", "stream", "t0_pts", "t1_pts", "segment")]
 #: What tells a clip and its place on the grid.
 KEY_COLUMNS = (
-    *("item_key", "clip_key", "video_key", "stream", "t0_pts", "t1_pts", "tb_num", "tb_den", "start_pts"),
-    *("segment", "state"),
+    *("item_key", "clip_key", "video_key", "stream", "t0_pts", "t1_pts", "tb_num", "tb_den", "start_pts", "segment"),
 )
 
 
@@ -92,10 +91,18 @@ def placed_clips(
     """The clips of some items of the clips table. ``cached``: keys of the videos that are in the frame cache."""
     if not len(item_keys):
         return no_clips(root, rate)
-    table = rows_of(root, parts, item_keys, columns=KEY_COLUMNS, where="state = 'done'")
-    table = _first_of_each(table.sort_by(_ORDER))
+    table = _first_of_each(_ordered(rows_of(root, parts, item_keys, columns=KEY_COLUMNS, where="state = 'done'")))
     kept = _on_grid(table, rate) & np.asarray(pc.is_in(table["video_key"], value_set=cached), bool)
+    if kept.all():
+        return PlacedClips(root, table, rate, 0)
     return PlacedClips(root, table.filter(pa.array(kept)), rate, int((~kept).sum()))
+
+
+def _ordered(table: pa.Table) -> pa.Table:
+    """By video and time; nothing is copied that is in order already."""
+    indices = pc.sort_indices(table, _ORDER)
+    at = np.asarray(indices)
+    return table if (at == np.arange(len(at))).all() else table.take(indices)
 
 
 def no_clips(root: Root, rate: Fraction = Fraction(1)) -> PlacedClips:

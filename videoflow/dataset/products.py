@@ -10,20 +10,17 @@ from typing import Any
 
 import pyarrow as pa
 
+from videoflow.chosen import score_columns
 from videoflow.dataset.placed import PlacedClips
 from videoflow.plan import Plan
 from videoflow.recipe import BuiltStage
-from videoflow.stage import ClipStage, VideoStage
+from videoflow.stage import ClipStage, SourceStage, VideoStage
 from videoflow.store import schemas
 from videoflow.store.reader import PART, ROW_ID, rows_of
 
 #: Rows of a stage that are Python objects at once.
 ROWS_AT_ONCE = 10_000
 EMBEDDINGS = "embeddings"
-#: Columns that say what a row is for, and those that stand in the version already.
-_HEAD = frozenset({"item_key", "input_digest", "video_key", "stream", "clip_key"})
-#: Of a row with an array, these are worth a column of the version.
-_ARRAY_SCORES = frozenset({"psnr", "ssim"})
 
 
 @dataclass
@@ -45,7 +42,7 @@ class Products:
 def clip_products(plan: Plan, clips: PlacedClips) -> Products:
     """What the plan's stages made of its clips."""
     found = Products()
-    for b in plan.clip_stages:
+    for b in (b for b in plan.clip_stages if not isinstance(b.stage, SourceStage)):
         if b.stage.column():
             _add_array(found, plan, b, clips)
         elif b.table == EMBEDDINGS and EMBEDDINGS not in found.tables:
@@ -53,7 +50,7 @@ def clip_products(plan: Plan, clips: PlacedClips) -> Products:
             for key, row in _rows(plan, b, _clip_keys(plan, b, clips), []):
                 found.embeddings[key] = (row[PART], row[ROW_ID])
         elif b.table != EMBEDDINGS:
-            _add_scores(found, plan, b, clips, _scalars(b.stage.schema()))
+            _add_scores(found, plan, b, clips)
     for b in plan.row_stages:
         if b.stage.column():
             _add_array(found, plan, b, clips)
@@ -75,25 +72,22 @@ def _add_array(found: Products, plan: Plan, b: BuiltStage, clips: PlacedClips) -
         pairs = zip(table["clip_key"].to_pylist(), table["video_key"].to_pylist(), strict=True)
         rows = {clip: rows[video] for clip, video in pairs if video in rows}
     else:
-        _add_scores(found, plan, b, clips, [f.name for f in b.stage.schema() if f.name in _ARRAY_SCORES])
+        _add_scores(found, plan, b, clips)
     refs.update(rows)
     found.tables[name] = list(plan.parts(b))
 
 
-def _add_scores(found: Products, plan: Plan, b: BuiltStage, clips: PlacedClips, names: list[str]) -> None:
+def _add_scores(found: Products, plan: Plan, b: BuiltStage, clips: PlacedClips) -> None:
+    names = score_columns(b)
     for key, row in _rows(plan, b, _clip_keys(plan, b, clips), names):
         for name in names:
             found.scores.setdefault(f"{b.key}_{name}", {})[key] = row[name]
 
 
-def _scalars(schema: pa.Schema) -> list[str]:
-    return [f.name for f in schema if f.name not in _HEAD and not pa.types.is_nested(f.type)]
-
-
 def _clip_keys(plan: Plan, b: BuiltStage, clips: PlacedClips) -> dict[str, str]:
-    """Clip keys by item key."""
-    item_keys = plan.clip_items(b, clips).keys.to_pylist()
-    return dict(zip(item_keys, clips.table["clip_key"].to_pylist(), strict=True))
+    """Clip keys by item key; a clip without a payload has no item of a stage on it."""
+    pairs = zip(plan.clip_items(b, clips).keys.to_pylist(), clips.table["clip_key"].to_pylist(), strict=True)
+    return {item: clip for item, clip in pairs if item is not None}
 
 
 def _video_keys(plan: Plan, b: BuiltStage) -> dict[str, str]:

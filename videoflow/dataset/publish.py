@@ -12,17 +12,18 @@ from fractions import Fraction
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from videoflow.dataset.catalog import Catalog
 from videoflow.dataset.version import Version
 from videoflow.errors import SystemFailure
 from videoflow.keys import digest
 from videoflow.store.layout import version_dir
-from videoflow.store.schemas import ARRAY_REF, BLOB_REF, FORMAT_NUMBER, ROW_REF
+from videoflow.store.schemas import ARRAY_REF, BLOB_REF, FORMAT_NUMBER, PAYLOAD_REF, ROW_REF
 from videoflow.store.writer import write_new_table
 
 #: Where bytes lie is no content: two equal versions may differ in columns of these types.
-_PLACES = (pa.list_(BLOB_REF), ROW_REF, ARRAY_REF)
+_PLACES = (pa.list_(BLOB_REF), ROW_REF, ARRAY_REF, PAYLOAD_REF)
 
 
 def split_of(group: str, shares: dict[str, float]) -> str:
@@ -40,6 +41,8 @@ def split_of(group: str, shares: dict[str, float]) -> str:
 def content_digest(table: pa.Table, fingerprints: dict[str, str]) -> str:
     """Digest of a version's rows and of what computed them, without the places of bytes."""
     light = table.drop_columns(_places(table))
+    if "payload" in table.column_names:  # which clips have one, and of what
+        light = light.append_column("payload", pc.struct_field(table["payload"], "digest"))
     rows = [digest(_told(batch.to_pydict())) for batch in light.to_batches(max_chunksize=1000)]
     return digest("version", light.column_names, rows, fingerprints)
 

@@ -52,7 +52,7 @@ def retry_quarantined(catalog: Catalog, *, classes: Collection[str] = (), uri: s
             if (not classes or r.reason in classes) and (not video or r.video_key == video)
         ]
         if stage == _TRIED_ANYWAY:
-            current = {s["video_key"] for s in catalog.known_sources().values()}
+            current = {s.video_key for s in catalog.known_sources().values()}
             unreadable += sum(r.video_key in current for r in bad)
             continue
         ledger.reopen(stage, fingerprint, bad, why="to be tried again, as asked", job="")
@@ -66,4 +66,4 @@ def _video_of(catalog: Catalog, uri: str) -> str:
     row = known.get(uri) or known.get(os.path.abspath(uri))
     if row is None:
         raise QueryError(f"no source {uri!r} in {catalog.root.url}; `videoflow quarantine list` names the bad ones")
-    return str(row["video_key"])
+    return row.video_key

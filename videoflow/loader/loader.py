@@ -10,6 +10,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,12 @@ from videoflow.loader.engine import make_engine, refuse_mixed_sizes
 from videoflow.loader.fit import place
 from videoflow.loader.options import LoaderOptions, check_batch, check_ranks, check_version
 from videoflow.loader.order import Order
+from videoflow.loader.payload import H264, PayloadReader, make_payload_engine
+from videoflow.loader.payload_rows import choose_rows, engine_name
 from videoflow.loader.placing import check_device, find_rank
 from videoflow.loader.reader import ClipReader, VersionSource
 from videoflow.loader.report import LoaderReport
-from videoflow.loader.rows import EMBEDDING, VersionRows, load_rows
-from videoflow.loader.sampling import FrameCount, Sampling, parse_fps, sample_clips, without_frames
+from videoflow.loader.rows import EMBEDDING, PAYLOAD, VersionRows, sample_rows
 from videoflow.loader.state import LoaderConfig, LoaderState
 from videoflow.telemetry.spans import STAGES, SpanRing
 from videoflow.telemetry.stall import StallMeter
@@ -65,6 +67,8 @@ class Loader:
         threads: decoding threads on the CPU.
         prefetch: finished batches that may wait for the trainer.
         transform: last step, batch → batch; runs on one of the loader's threads.
+        source: where frames are read: ``"frames"`` the frame cache, ``"payload"`` the payload of chosen clips,
+            ``"auto"`` the payload where the asked rate or size needs it, else the cache.
         bad_samples: ``"error"``: a sample that is damaged for good raises BadSample, naming the clip. (Substitution,
             with a record of it for replay, is not there yet.)
 
@@ -115,6 +119,7 @@ class Loader:
         prefetch: int = 2,
         transform: Callable[[Batch], Batch] | None = None,
         bad_samples: str = "error",
+        source: str = "auto",
     ) -> None:
         started_ns = time.perf_counter_ns()
         self._ahead: ReadAhead | None = None
@@ -141,6 +146,7 @@ class Loader:
             prefetch=prefetch,
             transform=transform,
             bad_samples=bad_samples,
+            source=source,
         )
         self._set_up(version, options, check_device(device))
         self._meter = StallMeter(self._ring, set_up_ns=time.perf_counter_ns() - started_ns)
@@ -150,25 +156,27 @@ class Loader:
         rank, world_size = find_rank(options.rank, options.world_size)
         check_ranks(config.batch_size, rank=rank, world_size=world_size)
         check_version(version)
-        self._state = LoaderState(version.id, version.digest, config)
         self._epochs, self._prefetch = options.epochs, options.prefetch
-        self._choose(version, config)
+        config = self._choose(version, config)
+        self._state = LoaderState(version.id, version.digest, config)
         check_batch(
             num_slots=config.batch_size // world_size,
             num_frames=int(self._sampling.num_frames[self._sampling.kept].max()),
             size=config.size or tuple(self._rows.sizes[self._sampling.kept].max(axis=0).tolist()),
         )
-        engine = options.engine if config.frames else "cpu"
-        self._take_engine(make_engine(engine, device=device, threads=options.threads))
+        engine = make_payload_engine if engine_name(self._rows) == H264 else make_engine
+        wanted = options.engine if config.frames else "cpu"
+        self._take_engine(engine(wanted, device=device, threads=options.threads))
         placing = {"rank": rank, "world_size": world_size, "device": device, "transform": options.transform}
         maker = self._maker(version, config, **placing)
         self._steps = [(stage, getattr(maker, stage)) for stage in STAGES if stage != "queue"]
         self._ring = SpanRing(max(4096, 8 * len(STAGES) * (options.prefetch + 4)))
 
-    def _choose(self, version: VersionSource, config: LoaderConfig) -> None:
-        """The version's rows, which of them make samples, and in which order."""
-        self._rows = load_rows(version, split=config.split, where=config.filter, columns=config.columns)
-        self._sampling = self._sample(config) if config.frames else without_frames(len(self._rows))
+    def _choose(self, version: VersionSource, config: LoaderConfig) -> LoaderConfig:
+        """The version's rows, which of them make samples, and in which order; the config with its source settled."""
+        self._rows, source = choose_rows(version, config)
+        config = replace(config, source=source)
+        self._sampling = sample_rows(self._rows, config)
         num_clips = len(self._sampling.kept)
         self._order = Order(num_clips, config.batch_size, config.seed, config.shuffle, config.tail)
         if not self._order.steps_per_epoch:
@@ -180,18 +188,7 @@ class Loader:
             )
         if config.size is None and config.frames:
             _check_sizes(self._rows.sizes[self._sampling.kept], config)
-
-    def _sample(self, config: LoaderConfig) -> Sampling:
-        ints = self._rows.ints
-        return sample_clips(
-            grid_count=ints["grid_count"],
-            cache_fps=(ints["cache_fps_num"], ints["cache_fps_den"]),
-            frames=FrameCount.parse(config.frames),
-            fps=parse_fps(config.fps),
-            short=config.short,
-            allow_uneven=config.allow_uneven,
-            clip_keys=self._rows.clip_keys,
-        )
+        return config
 
     def _take_engine(self, engine: Any) -> None:
         """From here on there is something to close."""
@@ -204,13 +201,13 @@ class Loader:
 
     def _maker(self, version: VersionSource, config: LoaderConfig, **placing: Any) -> BatchMaker:
         options = version.storage_options
-        if not version.tables.get("frames"):
+        if not version.tables.get(config.source):
             raise LoaderError(f"version {version.id} has no cached frames; its recipe needs the frames stage")
         return BatchMaker(
             rows=self._rows,
             sampling=self._sampling,
             order=self._order,
-            reader=ClipReader(version.tables["frames"], options),
+            reader=(PayloadReader if config.source == PAYLOAD else ClipReader)(version.tables[config.source], options),
             embeddings=EmbeddingReader(version.tables["embeddings"], options) if EMBEDDING in config.columns else None,
             arrays=[ArrayColumn(refs, version.tables[refs.name], options) for refs in self._rows.arrays],
             engine=self._engine,

@@ -21,6 +21,8 @@ from videoflow.loader.sampling import SHORT, FrameCount, parse_fps
 from videoflow.loader.state import LoaderConfig
 
 TAILS = ("drop", "pad")
+#: Where frames are read: ``auto`` is settled when the version's rows are read, see payload_rows.py.
+SOURCES = ("auto", "frames", "payload")
 MAX_THREADS, MAX_PREFETCH = 1024, 1024
 #: One rank's batch may take this many bytes, or the machine's memory if that is less: 64 clips of 64 frames at 1280×720
 #: are 11 GB.
@@ -67,6 +69,7 @@ class LoaderOptions:
         prefetch: object,
         transform: object,
         bad_samples: object,
+        source: object = "auto",
     ) -> LoaderOptions:
         """Options as a caller gave them.
 
@@ -96,6 +99,7 @@ class LoaderOptions:
             columns=_columns(columns),
             allow_uneven=flag("allow_uneven", allow_uneven),
             bad_samples="error",
+            source=word("source", source, SOURCES),
         )
         return LoaderOptions(
             config=config,

@@ -16,6 +16,8 @@ import pyarrow.compute as pc
 from videoflow.errors import LoaderError, SystemFailure, shown
 from videoflow.loader.attached import ArrayRefs, is_array
 from videoflow.loader.reader import BlobRef, ClipRef, VersionSource
+from videoflow.loader.sampling import FrameCount, Sampling, parse_fps, sample_clips, without_frames
+from videoflow.loader.state import LoaderConfig
 from videoflow.persist import told
 from videoflow.store.damage import is_panic
 from videoflow.timeline import Grid
@@ -34,7 +36,7 @@ INTEGERS = (
 )
 #: Names a batch uses itself.
 BATCH_NAMES = frozenset({"video", "pts_seconds", "frame_valid", "valid", "clip_key", "position"})
-EMBEDDING = "embedding"
+EMBEDDING, PAYLOAD = "embedding", "payload"
 #: Whose an array is: a clip's, or all clips' of a video.
 OWNERS = ("clip_key", "video_key")
 
@@ -117,27 +119,58 @@ def _embedding_refs(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
 
 
 def load_rows(source: VersionSource, *, split: str | None, where: str | None, columns: Sequence[str]) -> VersionRows:
-    """Read the rows of a version that a loader needs.
+    """The rows of a version that a loader on the frame cache needs; see `load_table`."""
+    return VersionRows(load_table(source, split=split, where=where, columns=columns), columns)
+
+
+def sample_rows(rows: VersionRows, config: LoaderConfig) -> Sampling:
+    """What a loader takes of each of its rows: frames, or none where it reads no pictures."""
+    if not config.frames:
+        return without_frames(len(rows))
+    return sample_clips(
+        grid_count=rows.ints["grid_count"],
+        cache_fps=(rows.ints["cache_fps_num"], rows.ints["cache_fps_den"]),
+        frames=FrameCount.parse(config.frames),
+        fps=parse_fps(config.fps),
+        short=config.short,
+        allow_uneven=config.allow_uneven,
+        clip_keys=rows.clip_keys,
+    )
+
+
+def open_version(source: VersionSource) -> Any:
+    """The Lance dataset of a version's clips. Raises SystemFailure: it cannot be opened."""
+    try:
+        return lance.dataset(source.clips_uri, storage_options=source.storage_options)
+    except BaseException as e:
+        if not isinstance(e, Exception) and not is_panic(e):
+            raise
+        raise SystemFailure(f"cannot open version {source.id}: {told(e)}") from e
+
+
+def load_table(
+    source: VersionSource,
+    *,
+    split: str | None,
+    where: str | None,
+    columns: Sequence[str],
+    more: Sequence[str] = (),
+) -> pa.Table:
+    """Read the columns of a version that a loader needs.
 
     Args:
         split: rows of this split only.
         where: SQL condition on the version's columns (Lance's filter syntax), together with the split.
-        columns: further columns for the batches.
+        columns: further columns for the batches. more: columns that the loader itself needs.
 
     Raises:
         LoaderError: an unknown column, a condition that is no SQL, or no row that meets it.
         SystemFailure: the version cannot be read.
     """
-    try:
-        dataset = lance.dataset(source.clips_uri, storage_options=source.storage_options)
-    except BaseException as e:
-        if not isinstance(e, Exception) and not is_panic(e):
-            raise
-        raise SystemFailure(f"cannot open version {source.id}: {told(e)}") from e
+    dataset = open_version(source)
     check_columns(columns, dataset.schema, source)
-    wanted = list(dict.fromkeys([*INTEGERS, "clip_key", "frames", *columns]))
-    if any(is_array(dataset.schema.field(name).type) for name in columns):
-        wanted.append("video_key")
+    owners = OWNERS if any(is_array(dataset.schema.field(name).type) for name in columns) else ()
+    wanted = list(dict.fromkeys([*INTEGERS, "clip_key", "frames", *columns, *more, *owners]))
     conditions = [f"({where})"] if where else []
     if split is not None:
         conditions.append("split = '" + split.replace("'", "''") + "'")
@@ -157,7 +190,7 @@ def load_rows(source: VersionSource, *, split: str | None, where: str | None, co
         raise SystemFailure(f"cannot read version {source.id}: {told(e)}") from e
     if table.num_rows == 0:
         raise LoaderError(f"no clip of version {source.id} has {_asked(split, where)}{_splits_of(dataset, split)}")
-    return VersionRows(table, columns)
+    return table
 
 
 def _asked(split: str | None, where: str | None) -> str:

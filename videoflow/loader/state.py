@@ -39,10 +39,14 @@ class LoaderConfig:
     allow_uneven: bool
     bad_samples: str
     order: int = ORDER_FORMAT
+    source: str = "frames"
 
     def to_dict(self) -> dict[str, Any]:
-        """The options as JSON gives them back."""
-        return dict(json.loads(json.dumps(asdict(self))))
+        """The options as JSON gives them back; without ``source`` where it is the frame cache, as in states of old."""
+        options = dict(json.loads(json.dumps(asdict(self))))
+        if self.source == "frames":
+            del options["source"]
+        return options
 
     @property
     def digest(self) -> str:

@@ -24,6 +24,7 @@ from videoflow.timeline import round_half_up
 
 FAST_FORMATS = frozenset({"yuv420p", "yuvj420p"})
 _FULL_RANGE = 2  # AVCOL_RANGE_JPEG
+UNSPECIFIED = 2  # AVCOL_SPC_UNSPECIFIED
 #: (Kr, Kb) by AVColorSpace; source: ITU-T H.273, table 4. Everything else is read as BT.601.
 _KR_KB = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627, 0.0593), 10: (0.2627, 0.0593)}
 _BT601 = (0.299, 0.114)
@@ -79,6 +80,16 @@ def orientation_of(frame: av.VideoFrame) -> Orientation:
                 return Orientation(False, a < 0, d < 0)
             return Orientation(True, c < 0, b < 0)
     return Orientation()
+
+
+def orientation_from(degrees: int, mirrored: bool) -> Orientation:
+    """The orientation with these `Orientation.degrees` and `Orientation.mirrored`."""
+    transpose = degrees in (90, 270)
+    if transpose:
+        flip_x = degrees == 90
+        return Orientation(True, flip_x, mirrored == flip_x)
+    flip_y = degrees == 180
+    return Orientation(False, mirrored != flip_y, flip_y)
 
 
 @dataclass(frozen=True)
@@ -279,6 +290,26 @@ class Picture:
             luma = cv2.LUT(luma, _LIMITED_TO_FULL)
             cb, cr = (cv2.LUT(chroma, _LIMITED_TO_FULL_CHROMA) for chroma in (cb, cr))
         return luma, cb, cr
+
+    def video_planes(self, width: int, height: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Upright Y, Cb and Cr of 4:2:0 video, uint8: Y (height, width), Cb and Cr half of it, in the frame's own
+        matrix and range (`colour`). None where only the way through `rgb` is right: other formats, odd sides.
+        """
+        stored_w, stored_h = self.stored_size
+        if not self.is_fast or any(side % 2 for side in (stored_w, stored_h, width, height)):
+            return None
+        turn = self._geometry.orientation
+        w, h = (height, width) if turn.transpose else (width, height)
+        y, u, v = self._planes()
+        sizes = ((y, w, h), (u, w // 2, h // 2), (v, w // 2, h // 2))
+        luma, cb, cr = (turn.apply(plane.scaled(*size)) for plane, *size in sizes)
+        return luma, cb, cr
+
+    @property
+    def colour(self) -> tuple[int, bool]:
+        """(AVColorSpace, full range?) of its planes; 2 (unspecified) is read as BT.601."""
+        space = int(self._frame.colorspace)
+        return (space if space in _KR_KB else UNSPECIFIED), self._is_full_range
 
     def small_rgb(self, width: int, height: int) -> np.ndarray:
         """Stretched small RGB picture in stored orientation, uint8 (height, width, 3), made from samples of large

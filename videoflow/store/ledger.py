@@ -19,8 +19,8 @@ from lance.commit import CommitConflictError
 from videoflow.persist import storage_failure
 from videoflow.store import schemas
 from videoflow.store.layout import LEDGER, Root
-from videoflow.store.reader import read_rows
-from videoflow.store.states import COLUMNS, DONE, FILTERED, NOWHERE, QUARANTINED, RETRY, LedgerRow, States, newest
+from videoflow.store.reader import read_batches, read_rows
+from videoflow.store.states import COLUMNS, DONE, FILTERED, LEAN, NOWHERE, QUARANTINED, RETRY, LedgerRow, States, newest
 from videoflow.store.writer import append_rows, open_table
 
 __all__ = [
@@ -83,6 +83,29 @@ class Ledger:
             found = states.find(sorted(among))
             states = States(states.table.take(pa.array(found[found != NOWHERE])))
         return states.without(states.is_state(RETRY)[:-1])
+
+    def lean_states(self, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], States]:
+        """The answers of several stages, by (stage, fingerprint), with the columns `LEAN`: all in one reading, since
+        the ledger of many units is many files.
+        """
+
+        def keep(batch: pa.RecordBatch) -> dict[tuple[str, str], pa.RecordBatch]:
+            found = {}
+            for stage, fingerprint in wanted:
+                mine = pc.and_(pc.equal(batch["stage"], stage), pc.equal(batch["fingerprint"], fingerprint))
+                if pc.any(mine).as_py():
+                    some = batch.filter(mine).select([*LEAN, "at"])
+                    at = LEAN.index("state")
+                    found[stage, fingerprint] = some.set_column(at, "state", some["state"].dictionary_encode())
+            return found
+
+        where = " OR ".join(f"({_of(*pair)})" for pair in wanted)
+        kept = read_batches(self._root, LEDGER, ["stage", "fingerprint", *LEAN, "at"], where, keep) if wanted else []
+        states = {}
+        for pair in wanted:
+            batches = [k.pop(pair) for k in kept if pair in k]
+            states[pair] = _lean(batches)
+        return states
 
     def units(self, stage: str, fingerprint: str) -> set[str]:
         """Units of one stage and fingerprint that are committed, none of whose items is to be retried."""
@@ -156,6 +179,15 @@ class Ledger:
 def quoted(text: str) -> str:
     """A string for a filter."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def _lean(batches: list[pa.RecordBatch]) -> States:
+    """The newest answers among rows of one stage, those to be retried left out."""
+    if not batches:
+        return States(pa.schema([schemas.LEDGER.field(n) for n in LEAN]).empty_table())
+    table = newest(pa.Table.from_batches(batches).unify_dictionaries(), ["item_key"]).select(LEAN)
+    states = States(table.combine_chunks())
+    return states.without(states.is_state(RETRY)[:-1])
 
 
 def _of(stage: str, fingerprint: str) -> str:

@@ -4,7 +4,8 @@ read rows, and for publishing versions.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
 
 import lance
 import pyarrow as pa
@@ -14,6 +15,7 @@ from videoflow.store.damage import damaged, read, reading
 from videoflow.store.layout import Root
 from videoflow.store.writer import open_table
 
+T = TypeVar("T")
 #: Up to this many keys are pushed down as a filter; beyond it the table is scanned and filtered here.
 MAX_PUSHED_KEYS = 2000
 PART, ROW_ID = "_part", "_rowid"
@@ -40,6 +42,27 @@ def read_rows(
         )
         table.validate(full=True)  # text that is no UTF-8, lists that point beyond their end
         return table
+
+    return read(root.url, path, ask)
+
+
+def read_batches(
+    root: Root, path: str, columns: Sequence[str], where: str | None, keep: Callable[[pa.RecordBatch], T]
+) -> list[T]:
+    """What ``keep`` makes of a table's rows, some at a time, so that they need not all be held at once. It may be
+    called again from the beginning, where the way to the table fails.
+
+    Raises:
+        DamagedCatalog: they cannot be read.
+    """
+
+    def ask() -> list[T]:
+        found = []
+        scanner = open_table(root, path).scanner(columns=list(columns), filter=where, batch_readahead=2)
+        for batch in scanner.to_batches():
+            batch.validate(full=True)
+            found.append(keep(batch))
+        return found
 
     return read(root.url, path, ask)
 

@@ -232,6 +232,46 @@ TEXT = pa.schema(
     ]
 )
 
+#: One chosen clip a row. ``data``: records as in `FRAMES`, each a JPEG or one H.264 access unit (Annex B, parameter
+#: sets before every keyframe, no reordering: packet i is frame i). Every ``gop`` frames a keyframe begins.
+PAYLOAD = pa.schema(
+    ARTIFACT_HEAD
+    + [
+        pa.field("clip_key", KEY, nullable=False),
+        pa.field("n", pa.int32(), nullable=False),  # frames
+        pa.field("width", pa.int32(), nullable=False),
+        pa.field("height", pa.int32(), nullable=False),
+        pa.field("fps_num", pa.int64(), nullable=False),  # the grid's rate; 0/1: every shown frame of the clip
+        pa.field("fps_den", pa.int64(), nullable=False),
+        pa.field("first_grid", pa.int64(), nullable=False),  # the clip's own grid times: first_grid, first_grid + 1, …
+        pa.field("grid_count", pa.int64(), nullable=False),
+        pa.field("codec", pa.string(), nullable=False),  # h264 | jpeg
+        pa.field("gop", pa.int32(), nullable=False),
+        pa.field("pts", pa.list_(pa.int64()), nullable=False),  # of every frame, in the source
+        pa.field("offsets", pa.list_(pa.int64()), nullable=False),  # n + 1, see store/blobs.py
+        pa.field("digest", KEY, nullable=False),  # BLAKE3 of data
+        lance.blob_field("data"),
+    ]
+)
+
+#: What a version says of a clip's payload: where it lies, and what the loader must know to take frames of it.
+#: ``gop_offsets``: where each group of ``gop`` frames begins in the blob, and where the last one ends.
+PAYLOAD_REF = pa.struct(
+    [
+        *BLOB_REF,
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("fps_num", pa.int64()),
+        ("fps_den", pa.int64()),
+        ("first_grid", pa.int64()),
+        ("grid_count", pa.int64()),
+        ("n", pa.int32()),
+        ("codec", pa.string()),
+        ("gop", pa.int32()),
+        ("gop_offsets", pa.list_(pa.int64())),
+        ("digest", pa.string()),
+    ]
+)
 
 #: versions/<name>/<n>/clips.lance without the columns of scores and metadata, which follow `POOLED_SCORES`.
 VERSION_HEAD: list[pa.Field] = [
@@ -256,6 +296,8 @@ VERSION_HEAD: list[pa.Field] = [
     pa.field("frames", pa.list_(BLOB_REF)),
     pa.field("embedding", ROW_REF),
 ]
+#: In versions of recipes with a payload stage; null where a clip was not chosen.
+VERSION_PAYLOAD = pa.field("payload", PAYLOAD_REF)
 #: Columns that lead to arrays; they follow where a recipe makes them.
 ARRAY_COLUMNS = ("tokens", "latents", "text_embedding", "text_ids")
-VERSION_RESERVED = frozenset([*(f.name for f in [*VERSION_HEAD, *POOLED_SCORES]), *ARRAY_COLUMNS])
+VERSION_RESERVED = frozenset([*(f.name for f in [*VERSION_HEAD, *POOLED_SCORES, VERSION_PAYLOAD]), *ARRAY_COLUMNS])

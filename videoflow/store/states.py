@@ -19,6 +19,8 @@ DONE, FILTERED, QUARANTINED, RETRY = "done", "filtered", "quarantined", "retry"
 NOWHERE = -1
 #: Columns of the ledger that make a `LedgerRow`, in its order.
 COLUMNS = ["item_key", "video_key", "input_digest", "output_digest", "rows", "state", "class", "message", "at"]
+#: Those that a plan asks of every item; the others it asks of a few (`Ledger.states` with ``among``).
+LEAN = ["item_key", "output_digest", "rows", "state"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,9 @@ class LedgerRow:
 
 
 class States(Mapping[str, LedgerRow]):
-    """Answers by item key. ``table``: one row an item, with the columns `COLUMNS`."""
+    """Answers by item key. ``table``: one row an item, with the columns `COLUMNS`; with only those of `LEAN` there are
+    positions and columns to be had, no rows.
+    """
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
