@@ -1,11 +1,12 @@
 """One short call on a machine with a GPU: are the GPU paths right, and what do they bring?
 
-    python benchmarks/gpu_check.py [--source FOLDER] [--json]
+    python -m benchmarks.gpu_check [--source FOLDER] [--json]
 
 Compares the loader's DALI engine on the GPU with the CPU engine (pixels at cached size to the bit where the GPU's JPEG
 decoder agrees, else by mean and maximum), the shot detector and the embedder on the GPU with their CPU results, and
-measures clips per second of both engines, alternating. Needs about a minute.
-Exit code 3 where there is no GPU: nothing is measured then, and nothing is claimed.
+measures clips per second of both engines, alternating; and the decode pass on NVDEC (benchmarks/nvdec_check.py, which
+also runs alone and needs no torch). Needs about two minutes.
+Exit code 3 where there is no GPU: what could not be done is listed, nothing is measured and nothing is claimed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import nvdec_check
 from videoflow import Catalog, Recipe
 from videoflow.cli.progress import LineProgress
 from videoflow.errors import MissingExtra
@@ -32,6 +34,7 @@ from videoflow.testing import make_barcode_video
 MEAN_BOUND, MAX_BOUND = 0.5, 12
 RECIPE = Recipe(stages={"frames": {}, "shots": {"detector": "hsv"}, "clips": {"by": "windows", "window_seconds": 2}})
 PAIRS = 5
+STEPS = ("pixels of the loader's engines, GPU against CPU", "clips/s of both engines", "embeddings, GPU against CPU")
 
 
 def main() -> int:
@@ -44,15 +47,18 @@ def main() -> int:
     except ImportError as e:
         raise MissingExtra("torch", needed_for="gpu_check", extra="torch") from e
     if not torch.cuda.is_available():
-        print("no GPU that torch can use: nothing was measured", file=sys.stderr)
+        print("no GPU that torch can use: nothing was measured. Not done:", file=sys.stderr)
+        for step in (*STEPS, *(f"nvdec: {step}" for step in nvdec_check.STEPS)):
+            print(f"  {step}", file=sys.stderr)
         return 3
-    result: dict[str, Any] = {"device": torch.cuda.get_device_name(0)}
+    result: dict[str, Any] = {"device": torch.cuda.get_device_name(0), "nvdec": nvdec_check.measure(options.source)}
     with tempfile.TemporaryDirectory() as folder:
         version = make_version(options.source, Path(folder))
         result["parity"] = {str(size): parity(version, size) for size in (None, 112, 160)}
         result["clips_per_second"] = rates(version)
         result["models"] = models()
-    result["holds"] = all(p["mean"] <= MEAN_BOUND and p["max"] <= MAX_BOUND for p in result["parity"].values())
+    parity_holds = all(p["mean"] <= MEAN_BOUND and p["max"] <= MAX_BOUND for p in result["parity"].values())
+    result["holds"] = parity_holds and bool(result["nvdec"].get("holds"))
     for key, value in result.items():
         print(f"{key}: {value}")
     if options.json:

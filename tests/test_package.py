@@ -91,6 +91,6 @@ def test_wheel_holds_the_three_packages(wheel_names: list[str]) -> None:
 
 
 def test_wheel_holds_the_canary_clips(wheel_names: list[str]) -> None:
-    canaries = [p for folder in REPO.glob("*/canaries") for p in folder.iterdir() if p.suffix != ".py" and p.is_file()]
+    canaries = [p for folder in REPO.glob("*/canaries") for p in folder.rglob("*") if p.suffix != ".py" and p.is_file()]
     assert canaries, "the canary clips that decoder identity hangs on are not in the tree"
     assert {p.relative_to(REPO).as_posix() for p in canaries} <= set(wheel_names)

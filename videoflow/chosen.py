@@ -133,8 +133,9 @@ def score_columns(built: BuiltStage) -> list[str]:
 
 def _meets(stage: str, where: str, table: pa.Table) -> pa.Array:
     """Keys of the clips that meet a condition."""
-    config = {"enable_external_access": "false", "autoinstall_known_extensions": "false"}
-    connection = duckdb.connect(":memory:", config=config)
+    connection = duckdb.connect(
+        ":memory:", config={"enable_external_access": "false", "autoinstall_known_extensions": "false"}
+    )
     try:
         connection.register("clips", table)
         found: pa.Table = connection.sql(f"SELECT clip_key FROM clips WHERE ({where})").to_arrow_table()

@@ -6,13 +6,15 @@ An item that another job took meanwhile is planned again; whatever a stopped run
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from videoflow.chosen import SourceUnits, source_units, tables_read
 from videoflow.dataset.placed import PlacedClips
 from videoflow.errors import EXIT_OK, InputError, shown
+from videoflow.headers import known_headers
 from videoflow.history import write_note
 from videoflow.plan import FRAMES, Plan, VideoSource
 from videoflow.recipe import BuiltStage
@@ -76,6 +78,7 @@ class JobSummary:
     frames_decoded: int = 0
     decoded_intervals: int = 0
     intervals_from_start: int = 0
+    heard_videos: int = 0  # whose audio stream was decoded, and no picture
     clips: int = 0
     seconds: float = 0.0
     is_new_version: bool = True
@@ -192,8 +195,10 @@ class Execution:
             whole = []
             for works, found in missing:
                 videos = self._uncut(found)
+                headers = known_headers(plan, works, videos)
                 for some in cut(videos, len(videos), self._workers, MAX_VIDEOS_PER_UNIT, lambda v: v.size):
-                    whole.append(self._unit(works, tuple(v.decode_item for v in some)))
+                    items = tuple(replace(v.decode_item, header=headers.get(v.video_key)) for v in some)
+                    whole.append(self._unit(works, items))
             if whole:
                 self._execute("decode", whole, sum(len(u.items) for u in whole), "videos")
             plan.refresh(*(b.key for b in plan.consumers))
@@ -293,7 +298,7 @@ class Execution:
     def _execute(self, stage: str, units: Units, count: int, counted: str) -> None:
         engine = self._started()
         self._progress.begin(stage, count, counted)
-        began, s = time.monotonic(), self._summary
+        began, s, left = time.monotonic(), self._summary, dict[str, str]()
         totals = s.stages.setdefault(stage, {"items": 0, "quarantined": 0, "worker_seconds": 0.0, "seconds": 0.0})
         for report in self._watch.reports(engine, stage, counted, units, engine.run(units)):
             with self._watch.committing():
@@ -305,9 +310,13 @@ class Execution:
             s.frames_decoded += report.frames_decoded
             s.decoded_intervals += report.decoded_intervals
             s.intervals_from_start += report.intervals_from_start
+            s.heard_videos += report.heard_videos
             self._long.took(report)
+            left |= report.left_to_cpu
             self._progress.advance(stage, report)
         totals["seconds"] += time.monotonic() - began
+        for why, n in Counter(left.values()).items():
+            self._progress.note(f"{n} {'video was' if n == 1 else 'videos were'} left to the CPU by nvdec: {why}")
 
 
 def _by_key(video: VideoSource) -> str:

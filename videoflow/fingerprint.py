@@ -9,11 +9,17 @@ so where all parts are keys, their canonical JSON is written out (keys hold noth
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import Any
 
-from videoflow.keys import digest, digest_bytes
-from videoflow.stage import Stage
+from blake3 import blake3
+
+from videoflow.keys import KEY_CHARS, digest, digest_bytes
+from videoflow.stage import NVDEC, PassConsumer, Stage
+
+#: Raised when what a GPU makes of a video, or what is left to the CPU, changes. No digest: plans need no GPU.
+NVDEC_TAG = "nvdec-1"
 
 
 def components(stage: Stage) -> dict[str, Any]:
@@ -22,9 +28,17 @@ def components(stage: Stage) -> dict[str, Any]:
         "stage": stage.name,
         "version": stage.version,
         "params": stage.params.model_dump(mode="json"),
-        "identity": dict(sorted(stage.identity().items())),
+        "identity": dict(sorted(_identity(stage).items())),
         "schema": [[f.name, str(f.type)] for f in stage.schema()],
     }
+
+
+def _identity(stage: Stage) -> dict[str, str]:
+    """What the stage says, and that a GPU decodes for it: such results are never taken for the CPU's."""
+    identity = stage.identity()
+    if isinstance(stage, PassConsumer) and stage.sees and stage.decoder == NVDEC:
+        return {**identity, "decoder": f"{identity.get('decoder', '')}+{NVDEC_TAG}"}
+    return identity
 
 
 def fingerprint(stage: Stage) -> str:
@@ -43,6 +57,12 @@ def video_item_key(video_key: str, input_digest: str, intervals: tuple[tuple[Fra
     return digest("rows", video_key, input_digest, [[str(a), str(b)] for a, b in intervals], fp)
 
 
+def clip_item_keys(pairs: Iterable[tuple[str, str]], fp: str) -> Iterator[str]:
+    """Keys of a ClipStage's results, of (clip key, input digest) pairs."""
+    tail = f'","{fp}"]'
+    return (blake3(f'["clip","{clip}","{source}{tail}'.encode()).hexdigest()[:KEY_CHARS] for clip, source in pairs)
+
+
 def clip_item_key(clip_key: str, input_digest: str, fp: str) -> str:
     """Key of a ClipStage's result."""
-    return digest_bytes(f'["clip","{clip_key}","{input_digest}","{fp}"]'.encode())  # digest("clip", clip_key, …)
+    return next(clip_item_keys([(clip_key, input_digest)], fp))  # digest("clip", clip_key, input_digest, fp)

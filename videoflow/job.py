@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,13 +18,14 @@ from videoflow.dataset.payloads import with_payloads
 from videoflow.dataset.placed import PlacedClips, no_clips
 from videoflow.dataset.products import clip_products, with_arrays
 from videoflow.dataset.publish import publish, split_of
+from videoflow.dataset.sound import sound_scores, with_audio
 from videoflow.dataset.version import Version
 from videoflow.errors import EXIT_QUARANTINED, SourceError, first_line
 from videoflow.execute import Execution, JobOptions, JobSummary, Progress
 from videoflow.fitting import fitted
 from videoflow.identify import Identified, identify
 from videoflow.jobrecord import CANCELLED, FINISHED, STOPPED, JobRecord, describe, new_job_id, shown_recipe
-from videoflow.plan import CLIPS, FRAMES, Plan
+from videoflow.plan import AUDIO, CLIPS, FRAMES, SOUND, Plan
 from videoflow.recipe import BuiltStage, Recipe
 from videoflow.sources import NO_VIDEO, Scan, scan
 from videoflow.store.layout import Root
@@ -144,12 +146,17 @@ class Job:
             for k, v in plan.videos.items()
         }
         made = clip_products(plan, clips)
+        scores = made.scores | _sound_scores(plan, clips)
         batches = plan.clip_objects(clips, np.ones(len(clips), bool))
-        table = version_table(batches, sources=sources, splits=splits, embeddings=made.embeddings, scores=made.scores)
+        table = version_table(batches, sources=sources, splits=splits, embeddings=made.embeddings, scores=scores)
         table = with_arrays(table, made.arrays)
         tables = {FRAMES: list(plan.parts(_required(plan, FRAMES))), **made.tables}
         if (found := published(plan, clips)) is not None:
             table, tables["payload"] = with_payloads(table, found[1]), list(plan.parts(found[0]))
+        if audio := plan.named(AUDIO):
+            tables[AUDIO] = list(plan.parts(audio))
+            p, items = audio.stage.params, {k: plan.pass_key(audio, k) for k in plan.keys}
+            table = with_audio(table, plan.root, tables[AUDIO], items, rate=p.rate, channels=p.channels)
         manifest = {"job": self.id, "recipe": shown_recipe(plan.recipe), "tables": tables}
         fingerprints = {b.key: b.fingerprint for b in plan.built}
         return publish(catalog, self._name, table, manifest=manifest, fingerprints=fingerprints)
@@ -208,3 +215,13 @@ def _required(plan: Plan, name: str) -> BuiltStage:
     built = plan.named(name)
     assert built is not None
     return built
+
+
+def _sound_scores(plan: Plan, clips: PlacedClips) -> dict[str, dict[str, Any]]:
+    """What stage sound measured, as columns ``<key>_<score>``."""
+    built = plan.named(SOUND)
+    if built is None:
+        return {}
+    keys = zip(plan.keys, plan.items(built).keys.to_pylist(), strict=True)
+    scores = sound_scores(clips.table, plan.root, plan.parts(built), {k: item for k, item in keys if item})
+    return {f"{built.key}_{name}": dict(values) for name, values in scores.items()}

@@ -25,7 +25,7 @@ from videoflow.chosen import keys_of, missing_on, source_of
 from videoflow.dataset.assemble import CachedClip, distinct_frames
 from videoflow.dataset.placed import PlacedClips, placed_clips
 from videoflow.errors import MOVED_UNDER_THE_JOB, RecipeError
-from videoflow.fingerprint import clip_item_key, pass_item_key, video_item_key
+from videoflow.fingerprint import clip_item_keys, pass_item_key, video_item_key
 from videoflow.fitting import settled
 from videoflow.keys import digest
 from videoflow.recipe import PROBE, BuiltStage, Recipe
@@ -37,7 +37,7 @@ from videoflow.store.writer import parts_of
 from videoflow.timeline import divisor_step
 from videoflow.unit import ClipItem, DecodeItem, RowsItem
 
-FRAMES, CLIPS = "frames", "clips"
+FRAMES, CLIPS, AUDIO, SOUND = "frames", "clips", "audio", "sound"
 #: Keys that are made as Python strings at once, before they become a column.
 KEYS_AT_ONCE = 50_000
 
@@ -233,7 +233,7 @@ class Plan:
         for i, video in enumerate(at.tolist()):
             read = {name: values[i] for name, values, usable in columns if usable[i]}
             v = self.videos[self.keys[video]]
-            told = dict(*built.stage.told(v.metadata))
+            told: dict[str, Any] = dict(*built.stage.told(v.metadata))
             found.append(RowsItem(keys[i], inputs[i], v.video_key, read, v.intervals, told))
         return found
 
@@ -314,22 +314,16 @@ class Plan:
         assert frames is not None
         cache = self._states[frames.key].taken(self.items(frames).found, "output_digest")
         outputs = dict(zip(self.keys, cache.to_pylist(), strict=True))
-        rate, sources = str(clips.rate), dict[tuple[str, int], tuple[int, str]]()  # where in the inputs, and which
-        keys, where = [pa.array([], pa.string())], [pa.array([], pa.int32())]
-        for batch in clips.table.select(["clip_key", "video_key", "start_pts"]).to_batches(KEYS_AT_ONCE):
-            of, made = list[int](), list[str]()
-            for key, video, start in zip(*(c.to_pylist() for c in batch.columns), strict=True):
-                source = sources.get((video, start))
-                if source is None:
-                    source = len(sources), digest(outputs[video] or "", start, rate)
-                    sources[video, start] = source
-                of.append(source[0])
-                made.append(clip_item_key(key, source[1], built.fingerprint))
-            keys.append(pa.array(made, pa.string()))
-            where.append(pa.array(of, pa.int32()))
-        values = pa.array([source for _, source in sources.values()], pa.string())
-        inputs = pa.DictionaryArray.from_arrays(pa.concat_arrays(where), values)
-        column = pa.concat_arrays(keys)
+        rate = str(clips.rate)
+        groups, firsts = clips.runs("video_key", "start_pts")
+        places = clips.table.select(["video_key", "start_pts"]).take(pa.array(firsts))
+        sources = [
+            digest(outputs[video] or "", start, rate)
+            for video, start in zip(*(c.to_pylist() for c in places.columns), strict=True)
+        ]
+        of = (sources[n] for n in _values(pa.array(groups)))
+        column = _column(clip_item_keys(zip(_values(clips.table["clip_key"]), of, strict=True), built.fingerprint))
+        inputs = pa.DictionaryArray.from_arrays(pa.array(groups, pa.int32()), pa.array(sources, pa.string()))
         return StageItems(column, inputs, self._states[built.key].find(column))
 
     def clip_objects(self, clips: PlacedClips, which: np.ndarray) -> Iterator[list[CachedClip]]:

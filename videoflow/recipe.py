@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -59,6 +59,8 @@ class Recipe(BaseModel):
         stages: by key; each maps to its parameters, and ``use`` to a stage of your own.
         split: share of each split, by the hash of ``split_by`` (the video, or a metadata column).
         stream: container index of the video stream to decode; None takes the first that is no cover picture.
+        decoder: who decodes, ``cpu`` or ``nvdec`` (NVIDIA's; what it cannot do to the bit is left to the CPU). Enters
+            all fingerprints of the pass.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -70,6 +72,7 @@ class Recipe(BaseModel):
     split: dict[str, float] = Field(default_factory=lambda: {"train": 0.98, "val": 0.01, "test": 0.01})
     split_by: str = "video"
     stream: int | None = Field(None, ge=0)
+    decoder: Literal["cpu", "nvdec"] = "cpu"
 
     @field_validator("stages", mode="before")
     @classmethod
@@ -91,7 +94,7 @@ class Recipe(BaseModel):
             RecipeError: names the stage, the key and what is allowed.
         """
         wanted = {PROBE: {}, **self.stages}
-        built = [_build_stage(key, params) for key, params in wanted.items()]
+        built = [_build_stage(key, params, self.decoder) for key, params in wanted.items()]
         return tuple(_in_order(built))
 
     def with_settings(self, settings: Iterable[str]) -> Recipe:
@@ -140,9 +143,11 @@ def check_stage(key: str, params: dict[str, Any]) -> tuple[type[Stage], StagePar
     return cls, checked
 
 
-def _build_stage(key: str, params: dict[str, Any]) -> BuiltStage:
+def _build_stage(key: str, params: dict[str, Any], decoder: str) -> BuiltStage:
     cls, checked = check_stage(key, params)
     stage = cls(cls.resolve(checked))
+    if isinstance(stage, PassConsumer):
+        stage.decoder = decoder
     return BuiltStage(key, stage, fingerprint(stage))
 
 

@@ -1,7 +1,8 @@
 """The stage contract: one step that computes one product. Small enough to read on one screen; users write their own.
 
 Stage
-├── PassConsumer   rides the one decode pass: sees every shown frame of a video once (frames, shots, quality, …)
+├── PassConsumer   rides the one decode pass: sees every shown frame of a video once (frames, shots, quality, …), or
+│                  hears its audio stream (audio)
 ├── VideoStage     works on the rows other stages made of one video, without pictures (clips)
 ├── ClipStage      works on stored frames of clips: those of the frame cache, or of the payload (embed, a tokenizer)
 └── SourceStage    works on chosen clips' own frames, decoded from the source once more (payload)
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib.metadata import entry_points
@@ -28,9 +29,13 @@ from pydantic import BaseModel, ConfigDict
 from videoflow.errors import RecipeError, VideoflowError, nearest
 
 if TYPE_CHECKING:
+    import av
+
     from videoflow.media.picture import Picture
 
 STAGE_GROUP = "videoflow.stages"
+#: Who decodes a pass: the CPU, or NVIDIA's decoder (docs/decisions/0009).
+CPU, NVDEC = "cpu", "nvdec"
 
 
 class StageParams(BaseModel):
@@ -93,12 +98,34 @@ class ShownFrame:
 
 
 @dataclass(frozen=True)
+class HeardSound:
+    """One decoded piece of an audio stream, from ``pts`` on (units of ``time_base``; None: it has no time of its own).
+
+    ``frame``: FFmpeg's samples as they decode, only valid during the call; ``stream``: its container index;
+    ``num_failed``: packets of the stream that did not decode so far.
+    """
+
+    pts: int | None
+    time_base: Fraction
+    frame: av.AudioFrame
+    stream: int
+    num_failed: int = 0
+
+
+@dataclass(frozen=True)
 class VideoSummary:
-    """What is known after the last frame. ``damage``: half-open pts intervals."""
+    """What is known after the last frame. ``damage``: half-open pts intervals; ``sound_failed``: packets of the heard
+    audio stream that did not decode.
+    """
 
     num_frames: int
     end_pts: int
     damage: tuple[tuple[int, int], ...]
+    sound_failed: int = 0
+
+
+def _no_blobs(name: str) -> Iterator[tuple[dict[str, Any], bytes]]:
+    return iter(())
 
 
 @dataclass(frozen=True)
@@ -107,12 +134,14 @@ class Item:
 
     ``rows``: by input stage name, the artifact rows as dicts (media columns left out); ``intervals``: half-open
     (t0, t1) in seconds of stream time that a manifest asked for, with their numbers in the manifest's order;
-    ``metadata``: the columns of the sources that the stage asked for, as far as they have them.
+    ``metadata``: the columns of the sources that the stage asked for, as far as they have them; ``blobs``: of an input
+    that the stage names in ``media``, each row with its column ``data``, in order of chunks.
     """
 
     video_key: str
     rows: Mapping[str, list[dict[str, Any]]]
     intervals: tuple[tuple[Fraction, Fraction], ...] = ()
+    blobs: Callable[[str], Iterator[tuple[dict[str, Any], bytes]]] = _no_blobs
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -205,7 +234,15 @@ class PassConsumer(Stage):
     One that has a `margin` may be given a long video in windows, each in a process of its own: it then answers for the
     frames that ``header.owns``, ``finish`` hands over rows that are final and leaves the rest in ``extra``, and `join`
     makes the video's product of these.
+
+    One that ``hears`` is given the pieces of one audio stream in order, each by `hear`, beside the frames. Where all
+    that is missing of a video does not ``see``, and an earlier pass knows the video's start, no picture is decoded.
+    ``decoder``: who decodes the pictures, set when the recipe is built; part of the fingerprint of what sees them.
     """
+
+    sees: ClassVar[bool] = True
+    hears: ClassVar[bool] = False
+    decoder: str = CPU
 
     @abstractmethod
     def begin(self, video: VideoHeader) -> None: ...
@@ -213,6 +250,14 @@ class PassConsumer(Stage):
     @abstractmethod
     def see(self, frame: ShownFrame) -> Iterator[dict[str, Any]] | None:
         """Look at one frame; rows that are complete may be handed over at once (constant memory)."""
+
+    def hear(self, sound: HeardSound) -> Iterator[dict[str, Any]] | None:
+        """Listen to one piece of sound; never called for a video without audio."""
+        return None
+
+    def audio_stream(self) -> int | None:
+        """Container index of the stream to hear; None: the first audio stream."""
+        return None
 
     @abstractmethod
     def finish(self, summary: VideoSummary) -> Product:
@@ -230,7 +275,11 @@ class PassConsumer(Stage):
 
 
 class VideoStage(Stage):
-    """Works on one video's rows of other stages, or on what its source's metadata say of it."""
+    """Works on one video's rows of other stages, or on what its source's metadata say of it. ``media``: those of its
+    inputs whose blobs it reads.
+    """
+
+    media: ClassVar[tuple[str, ...]] = ()
 
     def metadata_columns(self) -> tuple[str, ...]:
         """Columns of the sources' metadata that decide the result: another value there is another item."""

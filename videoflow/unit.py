@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from videoflow.errors import RecipeError, nearest
 from videoflow.loader.reader import ClipRef
-from videoflow.stage import Stage, load_object
+from videoflow.stage import Stage, VideoHeader, load_object
 from videoflow.store.commit import UnitRecord
 from videoflow.store.layout import Root
 from videoflow.store.writer import Target
@@ -34,13 +34,16 @@ class StageWork:
 
 @dataclass(frozen=True)
 class DecodeItem:
-    """A video to decode: ``path`` opens it, ``stamp`` and ``size`` must still hold when it is read."""
+    """A video to decode: ``path`` opens it, ``stamp`` and ``size`` must still hold when it is read. ``header``: what an
+    earlier pass learned of it; given, its pictures are not decoded, it is only heard.
+    """
 
     video_key: str
     path: str
     uri: str
     size: int
     stamp: str
+    header: VideoHeader | None = None
 
 
 @dataclass(frozen=True)
@@ -168,10 +171,12 @@ class Unit:
 @dataclass(frozen=True)
 class UnitReport:
     """What a worker hands back: staged records and counts, and what it has done so far (None: it does not tell).
+    ``heard_videos``: whose audio was decoded and no picture.
 
     ``decoded_intervals``: stretches of a source that were decoded once more for chosen clips, of these
     ``intervals_from_start`` from the video's start; ``splits``: parts by video key, empty where a video cannot be cut;
-    ``parts``: decoded parts; ``unfit``: videos that must be decoded unsplit after all, and why.
+    ``parts``: decoded parts; ``unfit``: videos that must be decoded unsplit after all, and why; ``left_to_cpu``:
+    videos that a GPU did not decode, and why.
     """
 
     records: tuple[UnitRecord, ...]
@@ -179,12 +184,14 @@ class UnitReport:
     quarantined: int = 0
     decoded_videos: int = 0
     frames_decoded: int = 0
+    heard_videos: int = 0
     seconds: float = 0.0
     decoded_intervals: int = 0
     intervals_from_start: int = 0
     splits: dict[str, tuple[VideoPart, ...]] = field(default_factory=dict)
     parts: tuple[PartResult, ...] = ()
     unfit: dict[str, str] = field(default_factory=dict)
+    left_to_cpu: dict[str, str] = field(default_factory=dict)
     worker: WorkerSnapshot | None = None
 
 

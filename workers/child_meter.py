@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from videoflow.stage import PassConsumer, Product, ShownFrame, VideoHeader, VideoSummary
+from videoflow.stage import HeardSound, PassConsumer, Product, ShownFrame, VideoHeader, VideoSummary
 from videoflow.telemetry.meter import Division, current
 
 _BEGAN, _PASS, _SINK, _WAITED, _FRAMES, _PID, _FIRST = 0, 1, 2, 3, 4, 5, 6
@@ -164,6 +164,13 @@ class _Rider:
         ns = _now() - began_ns
         self._clock.sampled(ns, time.process_time_ns() - cpu_ns)
         self._add(ns)
+        return rows
+
+    def hear(self, sound: HeardSound) -> Sequence[dict[str, Any]]:
+        """As `see`: all of a sound's rows at once."""
+        began_ns = _now()
+        rows = list(self._inner.hear(sound) or ())
+        self._add(_now() - began_ns)
         return rows
 
     def begin(self, video: VideoHeader) -> None:

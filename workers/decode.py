@@ -7,6 +7,7 @@ Memory does not grow with the video's length: consumers hand over finished rows 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,12 @@ from videoflow.media.decoder import Decoder, open_decoder
 from videoflow.media.picture import Geometry, Picture, geometry_of
 from videoflow.stage import PassConsumer, Product, ShownFrame, VideoHeader, VideoSummary
 from videoflow.timeline import Grid, parse_rate
+from workers.hear import PassEar, hear_alone
 
 #: Takes a consumer's finished row: (stage name, row without head columns).
 Sink = Callable[[str, dict[str, Any]], None]
+#: Opens a file's stream for one pass: (path, container index or None for the first).
+Opener = Callable[[str | Path, int | None], AbstractContextManager[Decoder]]
 
 
 @dataclass
@@ -49,21 +53,38 @@ class PassResult:
 
 
 def run_pass(
-    path: str | Path, *, video_key: str, consumers: Sequence[PassConsumer], sink: Sink, stream: int | None = None
+    path: str | Path,
+    *,
+    video_key: str,
+    consumers: Sequence[PassConsumer],
+    sink: Sink,
+    stream: int | None = None,
+    opener: Opener = open_decoder,
+    header: VideoHeader | None = None,
 ) -> PassResult:
-    """Decode a local file once and feed every consumer.
+    """Decode a local file once and feed every consumer. ``header``: what an earlier pass learned; given, no picture is
+    decoded, and consumers only hear.
 
     Raises:
         MediaError: the file cannot be used at all. A consumer that fails alone is in ``failures``.
     """
     facts = PassFacts()
     failures: dict[str, MediaError] = {}
-    with open_decoder(path, stream) as decoder:
+    if header is not None:
+        facts.stream = header.stream
+        summary = hear_alone(path, header, consumers, sink, failures)
+        return PassResult(summary, facts, finish(summary, consumers, sink, failures), failures)
+    with opener(path, stream) as decoder:
         live = list(consumers)
+        ear = PassEar.of(decoder.container, live, sink, failures)
+        decoder.ear = ear
         for shown in shown_frames(decoder, facts, video_key, live):
+            if ear is not None:
+                ear.begin()
             show(shown, live, sink, failures)
         tally = decoder.tally
-        summary = VideoSummary(len(tally.pts), tally.end_pts, tally.damage)
+        failed = ear.finish(path) if ear is not None else 0
+        summary = VideoSummary(len(tally.pts), tally.end_pts, tally.damage, failed)
         products = finish(summary, live, sink, failures)
     return PassResult(summary, facts, products, failures)
 

@@ -20,7 +20,7 @@ from videoflow.media.decoder import Decoder, open_decoder
 from videoflow.stage import Margin, PassConsumer, Product, VideoSummary
 from videoflow.timeline import lower_median, steps_of
 from videoflow.unit import PartResult, VideoPart
-from workers.decode import PassFacts, Sink, finish, show, shown_frames
+from workers.decode import Opener, PassFacts, Sink, finish, show, shown_frames
 from workers.probe import header_columns, measured_row
 
 _H264_IDR = frozenset({5})
@@ -171,6 +171,7 @@ def decode_part(
     consumers: Sequence[PassConsumer],
     sink: Sink,
     stream: int | None,
+    opener: Opener = open_decoder,
 ) -> DecodedPart:
     """Decode one part and feed every consumer.
 
@@ -180,7 +181,7 @@ def decode_part(
     """
     facts = PassFacts()
     failures: dict[str, MediaError] = {}
-    with open_decoder(path, stream) as decoder:
+    with opener(path, stream) as decoder:
         if part.keyframe_pts is not None:
             decoder.start_at(part.keyframe_pts)
         shown = shown_frames(decoder, facts, video_key, consumers, start_pts=part.start_pts, window=part.window)

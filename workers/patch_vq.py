@@ -15,6 +15,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -51,8 +52,8 @@ class Codebook:
 
     def to_bytes(self) -> bytes:
         file = io.BytesIO()
-        levels = {f"level_{i}": w for i, w in enumerate(self.words)}
-        np.savez(file, format=FORMAT, temporal=self.temporal, spatial=self.spatial, **levels)
+        values: dict[str, Any] = {f"level_{i}": w for i, w in enumerate(self.words)}
+        np.savez(file, **values, format=FORMAT, temporal=self.temporal, spatial=self.spatial)
         return file.getvalue()
 
     @staticmethod
@@ -94,8 +95,8 @@ def nearest(blocks: np.ndarray, words: np.ndarray) -> np.ndarray:
     """Numbers of the nearest codewords (the first of equally near ones): int64 (n,) of int16 (n, D) and (codes, D)."""
     lengths = np.einsum("kd,kd->k", words, words, dtype=np.int64)
     reach = int(np.abs(blocks).max(initial=0)) * int(np.abs(words.astype(np.int64)).sum(axis=1).max())
-    kind = np.float32 if 2 * reach + int(lengths.max()) < EXACT_SINGLE else np.float64
-    closeness = blocks.astype(kind) @ (2 * words.astype(kind)).T  # |b − w|² = |b|² − (2 b·w − |w|²)
+    kind: Any = np.float32 if 2 * reach + int(lengths.max()) < EXACT_SINGLE else np.float64
+    closeness: Any = blocks.astype(kind) @ (2 * words.astype(kind)).T  # |b − w|² = |b|² − (2 b·w − |w|²)
     closeness -= lengths.astype(kind)
     return np.asarray(closeness.argmax(axis=1))
 

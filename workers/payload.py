@@ -76,7 +76,7 @@ class Payload(SourceStage):
     @classmethod
     def resolve(cls, params: Any) -> PayloadParams:
         """The same parameters with the defaults of their codec."""
-        defaults = {"h264": {"crf": 18, "preset": "veryfast"}, "jpeg": {"quality": 90}}[params.codec]
+        defaults: dict[str, Any] = {"crf": 18, "preset": "veryfast"} if params.codec == "h264" else {"quality": 90}
         unset = {name: value for name, value in defaults.items() if getattr(params, name) is None}
         settled: PayloadParams = params.model_copy(update=unset)
         return settled

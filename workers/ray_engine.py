@@ -6,12 +6,15 @@ environment names (RAY_ADDRESS).
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
 import pickle
+import queue
 import secrets
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -19,7 +22,9 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from videoflow.errors import InputError, MissingExtra, SystemFailure, VideoflowError, first_line
+import psutil
+
+from videoflow.errors import EXIT_SYSTEM, InputError, MissingExtra, SystemFailure, VideoflowError, first_line
 from videoflow.sources import printable
 from videoflow.telemetry.meter import Meter, WorkerSnapshot
 from videoflow.telemetry.watch import SAMPLE_SECONDS
@@ -36,6 +41,8 @@ except ImportError as e:  # pragma: no cover - exercised by the wheel's smoke te
 OBJECT_STORE_BYTES = 256 << 20
 #: The driver waits this long for what workers have written; a busy cluster may answer the next time.
 BOARD_SECONDS = 2.0
+#: How often the driver looks whether its Ray node lives.
+LOOK_SECONDS = 0.25
 
 
 class _Board:
@@ -116,10 +123,11 @@ class RayEngine:
         self.workers = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         self._board: Any = ray.remote(num_cpus=0)(_Board).remote()
         self._run, self._asking = "", threading.Lock()
+        self._raylet, self._is_lost, self._last_words = _own_raylet(), False, _LastWords()
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
         context.print_on_execution_start = False
-        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what it has to say of errors, it also raises
 
     def _local_options(self) -> dict[str, Any]:
         if "RAY_ADDRESS" in os.environ:
@@ -147,13 +155,59 @@ class RayEngine:
             num_cpus=1,
         )
         try:
-            for row in data.iter_rows():
-                answer = pickle.loads(row["report"])
+            for report in self._reports(data):
+                answer = pickle.loads(report)
                 if isinstance(answer, BaseException):
                     raise answer
                 yield answer
         except (ray.exceptions.RayError, RuntimeError) as e:
             raise SystemFailure(f"Ray stopped the job: {_last_line(e)}; run the same command again to resume") from e
+
+    def _reports(self, data: Any) -> Iterator[bytes]:
+        """Rows as they come, taken in a thread of its own: when the raylet of this node dies, Ray ends the process some
+        seconds later, without a word, and those are for telling why.
+
+        Raises:
+            SystemFailure: the raylet is gone. What Ray raises.
+        """
+        found: queue.Queue[tuple[bytes | None, BaseException | None]] = queue.Queue(maxsize=self.workers)
+        stop = threading.Event()
+
+        def put(report: bytes | None, error: BaseException | None = None) -> bool:
+            while not stop.is_set():
+                with contextlib.suppress(queue.Full):
+                    found.put((report, error), timeout=LOOK_SECONDS)
+                    return True
+            return False
+
+        def take() -> None:
+            try:
+                for row in data.iter_rows():
+                    if not put(row["report"]):
+                        return
+                put(None)
+            except BaseException as e:
+                put(None, e)
+
+        threading.Thread(target=take, name="ray-rows", daemon=True).start()
+        try:
+            while True:
+                self._check_node()
+                with contextlib.suppress(queue.Empty):
+                    report, error = found.get(timeout=LOOK_SECONDS)
+                    if error is not None:
+                        self._check_node()  # the deeper reason
+                        raise error
+                    if report is None:
+                        return
+                    yield report
+        finally:
+            stop.set()
+
+    def _check_node(self) -> None:
+        if self._raylet is not None and not _lives(self._raylet):
+            self._is_lost = True
+            raise SystemFailure("the Ray node that this job runs on has died; run the same command again to resume")
 
     def watch(self) -> list[WorkerSnapshot]:
         """How the workers are now, or were a moment ago."""
@@ -165,11 +219,78 @@ class RayEngine:
 
     def close(self) -> None:
         """Ends the embedded cluster and its processes; one that was there before is left alone."""
+        if self._is_lost:
+            self._last_words.withdraw()
+            _forget_ray()
+            return
         with self._asking, contextlib.suppress(Exception):  # a question after the end would start Ray anew
             board, self._board = self._board, None
             ray.kill(board)
         if self._owns:
             ray.shutdown()
+        self._last_words.withdraw()
+
+
+class _LastWords:
+    """What is printed if this process ends without another word: Ray ends it at once, with code 1, when it finds its
+    node gone in the middle of a call; a kernel that is out of memory does so too. A shell waits for the end of a pipe.
+    """
+
+    TEXT = (
+        "videoflow: the job's process was ended from outside: it was killed, or its Ray node died; "
+        "run the same command again to resume"
+    )
+
+    def __init__(self) -> None:
+        script = 'read -r word || printf "%s\\n" "$0" >&2'
+        try:
+            self._shell: subprocess.Popen[bytes] | None = subprocess.Popen(
+                ["sh", "-c", script, self.TEXT], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+            )
+        except OSError:  # no shell, no words
+            self._shell = None
+
+    def withdraw(self) -> None:
+        if self._shell is not None:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                self._shell.communicate(b"ended\n", timeout=5)
+
+
+def _own_raylet() -> psutil.Process | None:
+    """The process of the Ray node that this one has joined; None where it cannot be told."""
+    socket_name = str(getattr(getattr(ray._private.worker, "_global_node", None), "raylet_socket_name", ""))
+    for process in psutil.process_iter() if socket_name else ():
+        with contextlib.suppress(psutil.Error):
+            if process.name() == "raylet" and socket_name in " ".join(process.cmdline()):
+                return process
+    return None
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _forget_ray() -> None:
+    """Without a raylet every further word to Ray ends this process at once, with code 1 and no message, and Ray has
+    something to say when the interpreter ends: end what is left of it, and leave before that.
+    """
+    atexit.register(_leave)
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            command = " ".join(process.cmdline())
+            if "ray::" in command or f"{os.sep}ray{os.sep}" in command:
+                process.kill()
+
+
+def _leave() -> None:
+    """The end of a process that has lost Ray: its error was shown or handled before."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(EXIT_SYSTEM)
 
 
 def _refuse_dashboard(address: str) -> None:

@@ -7,6 +7,7 @@ that is killed before leaves orphans for `gc`, and the video whole as before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,9 @@ from videoflow.store.ledger import DONE, ItemResult
 from videoflow.store.writer import write_rows
 from videoflow.telemetry.meter import counted, span
 from videoflow.unit import JoinItem, PartItem, PartResult, SplitItem, StageWork, Unit, UnitReport, VideoPart
+from workers.decode import Opener
 from workers.fetch import fetched
+from workers.nvdec import by_decoder, decoder_of
 from workers.parts import DecodedPart, Unfit, decode_part, find_parts, joined, joined_probe, widest
 from workers.sandbox import DecodedVideo, Heartbeat, Sandbox, Spool, clock, set_up, spool_folder
 from workers.write_unit import batches_of, head_columns, spooled, stage_rows
@@ -40,8 +43,9 @@ def run_long(unit: Unit, sandbox: Sandbox, hosts: HostWatch, check: Callable[[],
                     found = _find(unit, item, sandbox, hosts, folder)
                     report.splits[item.video.video_key] = found
                 elif isinstance(item, PartItem):
-                    part = _part(unit, item, sandbox, hosts, folder)
-                    report = UnitReport((), 1, frames_decoded=len(part.pts), parts=(*report.parts, part))
+                    part, left = _part(unit, item, sandbox, hosts, folder)
+                    parts, num_frames = (*report.parts, part), len(part.pts)
+                    report = UnitReport((), 1, frames_decoded=num_frames, parts=parts, left_to_cpu=left)
                 else:
                     records = _join(unit, item)
                     report = UnitReport((*report.records, *records), report.items + 1, decoded_videos=report.items + 1)
@@ -81,7 +85,9 @@ def _find_in_child(
 # -- one part --------------------------------------------------------------------------------------------------------
 
 
-def _part(unit: Unit, item: PartItem, sandbox: Sandbox, hosts: HostWatch, folder: str) -> PartResult:
+def _part(
+    unit: Unit, item: PartItem, sandbox: Sandbox, hosts: HostWatch, folder: str
+) -> tuple[PartResult, dict[str, str]]:
     video, number = item.video.video_key, item.part.number
     works = _works(unit)
     with fetched(item.video, hosts) as path:
@@ -100,7 +106,7 @@ def _part(unit: Unit, item: PartItem, sandbox: Sandbox, hosts: HostWatch, folder
                 expected=result.rows,
             )
         written[name] = tuple(fragments)
-    return PartResult(
+    made = PartResult(
         video,
         number,
         decoded.stream,
@@ -111,6 +117,7 @@ def _part(unit: Unit, item: PartItem, sandbox: Sandbox, hosts: HostWatch, folder
         written,
         spool.rows,
     )
+    return made, {video: spool.left_to_cpu} if spool.left_to_cpu else {}
 
 
 def _rows_of(stage: Stage, result: ItemResult, spool: DecodedVideo) -> Iterator[pa.RecordBatch]:
@@ -120,8 +127,16 @@ def _rows_of(stage: Stage, result: ItemResult, spool: DecodedVideo) -> Iterator[
 def _decode_in_child(
     path: str, item: PartItem, stream: int | None, works: list[tuple[str, PassConsumer]], folder: str
 ) -> tuple[DecodedPart, DecodedVideo]:
-    video_key = item.video.video_key
     consumers = set_up(works)
+    task = partial(_decode_part, path=path, item=item, stream=stream, consumers=consumers, folder=folder)
+    (decoded, rows), why = by_decoder(decoder_of(consumers), path, stream, task)
+    return decoded, replace(rows, left_to_cpu=why)
+
+
+def _decode_part(
+    opener: Opener, *, path: str, item: PartItem, stream: int | None, consumers: list[PassConsumer], folder: str
+) -> tuple[DecodedPart, DecodedVideo]:
+    video_key = item.video.video_key
     spool = Spool(folder, f"{video_key}-{item.part.number}", consumers)
     try:
         with clock().passing():
@@ -133,6 +148,7 @@ def _decode_in_child(
                 consumers=clock().ride([*consumers, Heartbeat()]),
                 sink=clock().sink(spool.add),
                 stream=stream,
+                opener=opener,
             )
     finally:
         spool.close()

@@ -27,6 +27,7 @@ from videoflow.store.ledger import DONE, FILTERED, QUARANTINED, ItemResult
 from videoflow.store.reader import rows_of
 from videoflow.telemetry.meter import count, metered
 from videoflow.unit import ClipItem, DecodeItem, JoinItem, PartItem, RowsItem, SplitItem, StageWork, Unit, UnitReport
+from workers.blobs import Blobs
 from workers.fetch import fetched
 from workers.read_ahead import ReadAhead
 from workers.run_parts import run_long
@@ -115,20 +116,27 @@ class UnitRunner:
             records,
             items=len(outcomes),
             quarantined=len(outcomes) - len(decoded),
-            decoded_videos=len(outcomes),
+            decoded_videos=sum(item.header is None for item, _ in outcomes),
+            heard_videos=sum(item.header is not None for item, _ in outcomes),
             frames_decoded=sum(d.num_frames for d in decoded),
+            left_to_cpu={
+                i.video_key: d.left_to_cpu for i, d in outcomes if isinstance(d, DecodedVideo) and d.left_to_cpu
+            },
         )
 
     def _decode_one(self, unit: Unit, item: DecodeItem, folder: str) -> DecodedVideo:
         works = [(w.fingerprint, w.stage) for w in unit.works if isinstance(w.stage, PassConsumer)]
         with fetched(item, self._hosts) as path:
             count(bytes_read=item.size)
-            return self._sandbox.decode(path, video_key=item.video_key, stream=unit.stream, works=works, folder=folder)
+            return self._sandbox.decode(
+                path, video_key=item.video_key, stream=unit.stream, works=works, folder=folder, header=item.header
+            )
 
     def _write_pass(
         self, unit: Unit, work: StageWork, outcomes: list[tuple[DecodeItem, DecodedVideo | MediaError]]
     ) -> UnitRecord:
         results = []
+        sees = isinstance(work.stage, PassConsumer) and work.stage.sees
         for item, outcome in outcomes:
             key = pass_item_key(item.video_key, unit.stream, work.fingerprint)
             failure = outcome if isinstance(outcome, MediaError) else outcome.failures.get(work.stage.name)
@@ -145,7 +153,7 @@ class UnitRunner:
                     outcome.digests[name],
                     outcome.rows[name],
                     DONE,
-                    damage=outcome.damage,
+                    damage=outcome.damage if sees else (),
                 )
             )
 
@@ -163,14 +171,16 @@ class UnitRunner:
         work = unit.works[0]
         live = self._live(work)
         assert isinstance(live, VideoStage)
-        inputs = _read_inputs(unit)
+        inputs = _read_inputs(unit, live.media)
+        blobs = Blobs(unit, live.media)
         results, rows = [], []
         for item in unit.items:
             self._check()
             assert isinstance(item, RowsItem)
             mine = {name: inputs[name].get(key, []) for name, key in item.inputs.items()}
             try:
-                product = live.process(Item(item.video_key, mine, item.intervals, item.metadata))
+                blobs_of = blobs.of(item.video_key, mine)
+                product = live.process(Item(item.video_key, mine, item.intervals, blobs_of, item.metadata))
             except MediaError as e:
                 results.append(quarantined(item.item_key, item.video_key, item.input_digest, e))
                 continue
@@ -240,8 +250,10 @@ def _report(record: UnitRecord) -> UnitReport:
 
 
 @metered("read")
-def _read_inputs(unit: Unit) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Rows of the input stages for all items: by stage name, then by item key. Media columns are left out."""
+def _read_inputs(unit: Unit, media: Sequence[str]) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Rows of the input stages for all items: by stage name, then by item key. Media columns are left out; rows of the
+    inputs named in ``media`` say where they lie instead.
+    """
     wanted: dict[str, set[str]] = {}
     for item in unit.items:
         for name, key in item.inputs.items():
@@ -249,7 +261,7 @@ def _read_inputs(unit: Unit) -> dict[str, dict[str, list[dict[str, Any]]]]:
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for name, keys in wanted.items():
         rows: dict[str, list[dict[str, Any]]] = {}
-        for row in rows_of(unit.root, unit.tables[name], keys).to_pylist():
+        for row in rows_of(unit.root, unit.tables[name], keys, with_row_ids=name in media).to_pylist():
             rows.setdefault(row["item_key"], []).append(row)
         found[name] = rows
     return found

@@ -18,9 +18,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pyarrow as pa
@@ -28,8 +29,11 @@ from pebble import ProcessExpired, ProcessPool
 
 from videoflow.errors import MediaError, SystemFailure, VideoflowError, first_line
 from videoflow.persist import storage_failure
-from videoflow.stage import PassConsumer, Product, ShownFrame, VideoHeader, VideoSummary
+from videoflow.stage import HeardSound, PassConsumer, Product, ShownFrame, VideoHeader, VideoSummary
 from workers.child_meter import ChildMeter, PassClock
+
+if TYPE_CHECKING:
+    from workers.decode import Opener
 
 #: A decode that shows no new frame for this long has hung. Sizes and headers say too little: an hour of black is 6 MB.
 DEADLINE_SECONDS = 120.0
@@ -43,7 +47,9 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class DecodedVideo:
-    """What came of one video: facts and digests here, rows in the spool files (by stage name)."""
+    """What came of one video: facts and digests here, rows in the spool files (by stage name). ``left_to_cpu``: why a
+    GPU was asked for and did not decode it.
+    """
 
     stream: int
     num_frames: int
@@ -52,6 +58,7 @@ class DecodedVideo:
     failures: dict[str, MediaError]
     files: dict[str, str]
     rows: dict[str, int] = field(default_factory=dict)
+    left_to_cpu: str | None = None
 
 
 def spool_schema(stage: PassConsumer) -> pa.Schema:
@@ -108,6 +115,9 @@ class Heartbeat(PassConsumer):
     def see(self, frame: ShownFrame) -> None:
         _HEARTBEAT.value += 1
 
+    def hear(self, sound: HeardSound) -> None:
+        _HEARTBEAT.value += 1
+
     def finish(self, summary: VideoSummary) -> Product:
         return Product()
 
@@ -124,19 +134,46 @@ def set_up(works: list[tuple[str, PassConsumer]]) -> list[PassConsumer]:
     return consumers
 
 
-def _decode(
-    path: str, video_key: str, stream: int | None, works: list[tuple[str, PassConsumer]], folder: str
-) -> DecodedVideo:
+@dataclass(frozen=True)
+class PassTask:
+    """A pass over one file; ``header``: what an earlier pass learned, where no picture is to be decoded."""
+
+    path: str
+    video_key: str
+    stream: int | None
+    works: list[tuple[str, PassConsumer]]
+    header: VideoHeader | None
+
+
+def _decode(task: PassTask, folder: str) -> DecodedVideo:
     """Runs in the child."""
+    from videoflow.media.decoder import open_decoder
+    from workers.nvdec import by_decoder, decoder_of
+
+    consumers = set_up(task.works)
+    work = partial(_pass, task=task, consumers=consumers, folder=folder)
+    if task.header is not None:  # no picture is decoded
+        return work(open_decoder)
+    decoded, why = by_decoder(decoder_of(consumers), task.path, task.stream, work)
+    return replace(decoded, left_to_cpu=why)
+
+
+def _pass(opener: Opener, *, task: PassTask, consumers: list[PassConsumer], folder: str) -> DecodedVideo:
     from workers.decode import run_pass
     from workers.probe import videos_row
 
-    consumers = set_up(works)
-    spool = Spool(folder, video_key, consumers)
+    spool = Spool(folder, task.video_key, consumers)
     try:
-        riders, sink = _CLOCK.ride([*consumers, Heartbeat()]), _CLOCK.sink(spool.add)
         with _CLOCK.passing():
-            result = run_pass(path, video_key=video_key, consumers=riders, sink=sink, stream=stream)
+            result = run_pass(
+                task.path,
+                video_key=task.video_key,
+                consumers=_CLOCK.ride([*consumers, Heartbeat()]),
+                sink=_CLOCK.sink(spool.add),
+                stream=task.stream,
+                opener=opener,
+                header=task.header,
+            )
         digests = {name: product.digest for name, product in result.products.items()}
         if any(c.name == "probe" for c in consumers):
             row, digests["probe"] = videos_row(result.facts, result.summary)
@@ -192,11 +229,18 @@ class Sandbox:
         self._killed = False
 
     def decode(
-        self, path: str, *, video_key: str, stream: int | None, works: list[tuple[str, PassConsumer]], folder: str
+        self,
+        path: str,
+        *,
+        video_key: str,
+        stream: int | None,
+        works: list[tuple[str, PassConsumer]],
+        folder: str,
+        header: VideoHeader | None = None,
     ) -> DecodedVideo:
-        """Decode one file in the child; see `run`."""
-        names = [stage.name for _, stage in works]
-        decoded: DecodedVideo = self.run(_decode, path, video_key, stream, works, folder, riders=names)
+        """Decode one file in the child; see `run`. ``header``: what an earlier pass learned, to hear the file only."""
+        task = PassTask(path, video_key, stream, works, header)
+        decoded: DecodedVideo = self.run(_decode, task, folder, riders=[stage.name for _, stage in works])
         return decoded
 
     def run(self, function: Callable[..., Any], *task: Any, riders: Sequence[str] = ()) -> Any:

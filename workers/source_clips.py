@@ -29,8 +29,11 @@ from workers.intervals import IntervalReader, VideoFacts, merged
 from workers.sandbox import Heartbeat, Sandbox, Spool, clock, set_up, spool_folder
 from workers.write_unit import head_columns, quarantined, stage_rows
 
-_FACTS = ("stream", "tb_num", "tb_den", "pts", "end_pts", "damage", "width", "height", "sar_num", "sar_den")
-_FACTS += ("rotation", "mirrored")
+#: Columns of the videos table that `VideoFacts` are made of.
+_FACTS = (
+    *("stream", "tb_num", "tb_den", "pts", "end_pts", "damage"),
+    *("width", "height", "sar_num", "sar_den", "rotation", "mirrored"),
+)
 
 
 @dataclass(frozen=True)
@@ -94,11 +97,11 @@ def _take_in_child(
     facts = VideoFacts.of(row)
     (stage,) = set_up(works)
     assert isinstance(stage, SourceStage)
-    spool = Spool(folder, item.video.video_key, [stage])  # type: ignore[list-item]
+    spool = Spool(folder, item.video.video_key, [stage])
     taker = ClipsTaker(stage, item, facts)
     riding, beat = clock().ride([_Riding(taker), Heartbeat()])
     sink = clock().sink(spool.add)
-    reader = IntervalReader(path, facts, beat=lambda: beat.see(None))  # type: ignore[arg-type, func-returns-value]
+    reader = IntervalReader(path, facts, beat=lambda: beat.see(None))  # type: ignore[arg-type]
     try:
         with clock().passing():
             for shown in reader.frames(taker.spans):

@@ -7,6 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import cv2
 import lance
 import numpy as np
 import pytest
@@ -23,8 +24,11 @@ from videoflow.recipe import Recipe
 from videoflow.testing import make_barcode_video, read_barcode
 
 torch = pytest.importorskip("torch")
-#: What H.264 at crf 18 keeps of real footage at least, mean over a clip; barcodes and tiny pictures are no footage.
-MIN_PSNR, MIN_PSNR_JPEG = 34.0, 34.0
+#: What the payload keeps of a clip's luma at least, dB, mean over its frames. Colours are kept at half the size, as in any
+#: 4:2:0 video: for test pictures of saturated blocks that, not the codec, decides the PSNR of RGB.
+MIN_PSNR = 36.0
+#: Beyond this a frame and its neighbour are alike to the codec (slow fades), and no PSNR tells them apart.
+ALIKE_PSNR = 40.0
 
 
 def stages(payload: dict[str, Any], **more: dict[str, Any]) -> Recipe:
@@ -85,7 +89,9 @@ def grid_times(row: dict[str, Any], rate: Fraction, start: int) -> list[Fraction
 
 
 def psnr(a: np.ndarray, b: np.ndarray) -> float:
-    error = float(((a.astype(np.float64) - b.astype(np.float64)) ** 2).mean())
+    """Of luma, dB."""
+    a, b = (cv2.cvtColor(np.ascontiguousarray(p), cv2.COLOR_RGB2GRAY).astype(np.float64) for p in (a, b))
+    error = float(((a - b) ** 2).mean())
     return 10 * np.log10(255**2 / max(error, 1e-3))
 
 
@@ -120,6 +126,8 @@ def compare(pictures: np.ndarray, truth: Truth, frames: list[int], row: dict[str
         own.append(psnr(picture, truth.frames[i].rgb(w, h)))
     assert np.mean(own) >= MIN_PSNR, (row["uri"], np.mean(own))
     for picture, i, mine in list(zip(pictures, frames, own, strict=True))[::7]:  # and not those of their neighbours
+        if mine >= ALIKE_PSNR:
+            continue
         for j in (i - 1, i + 1):
             if 0 <= j < len(truth.frames):
                 assert psnr(picture, truth.frames[j].rgb(w, h)) <= mine + 1.5, (row["uri"], i, j)

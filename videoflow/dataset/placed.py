@@ -45,6 +45,16 @@ class PlacedClips:
     def __len__(self) -> int:
         return len(self.table)
 
+    def runs(self, *columns: str) -> tuple[np.ndarray, np.ndarray]:
+        """Neighbours that agree in some columns: the number of each clip's run, and where every run begins."""
+        turns = np.zeros(len(self), bool)
+        turns[:1] = True
+        for name in columns:
+            column = self.table[name].combine_chunks()
+            values = np.asarray(column.indices if pa.types.is_dictionary(column.type) else column)
+            turns[1:] |= values[1:] != values[:-1]
+        return np.cumsum(turns) - 1, np.flatnonzero(turns)
+
     def cached(
         self, positions: np.ndarray, *, clips: Sequence[str], frames: Sequence[str], frame_keys: Callable[[str], str]
     ) -> Iterator[list[CachedClip]]:
@@ -99,8 +109,13 @@ def placed_clips(
 
 
 def _ordered(table: pa.Table) -> pa.Table:
-    """By video and time; nothing is copied that is in order already."""
+    """By video and time; nothing is copied that is in order already. Keys of videos, of which many clips have the same
+    one, are held once each.
+    """
     indices = pc.sort_indices(table, _ORDER)
+    for name in ("item_key", "video_key"):
+        column = table[name].combine_chunks().dictionary_encode()
+        table = table.set_column(table.schema.get_field_index(name), name, column)
     at = np.asarray(indices)
     return table if (at == np.arange(len(at))).all() else table.take(indices)
 

@@ -19,11 +19,11 @@ from videoflow.dataset.version import Version
 from videoflow.errors import SystemFailure
 from videoflow.keys import digest
 from videoflow.store.layout import version_dir
-from videoflow.store.schemas import ARRAY_REF, BLOB_REF, FORMAT_NUMBER, PAYLOAD_REF, ROW_REF
+from videoflow.store.schemas import ARRAY_REF, BLOB_REF, FORMAT_NUMBER, PAYLOAD_REF, ROW_REF, SOUND_REF
 from videoflow.store.writer import write_new_table
 
 #: Where bytes lie is no content: two equal versions may differ in columns of these types.
-_PLACES = (pa.list_(BLOB_REF), ROW_REF, ARRAY_REF, PAYLOAD_REF)
+_PLACES = (pa.list_(BLOB_REF), pa.list_(SOUND_REF), ROW_REF, ARRAY_REF, PAYLOAD_REF)
 
 
 def split_of(group: str, shares: dict[str, float]) -> str:

@@ -147,7 +147,7 @@ class ArrayColumn:
             if not fits:
                 out[...] = 0
             for i, own in enumerate(read.shapes.tolist()):
-                out[(i, *(slice(n) for n in own))] = values[i].reshape(own)
+                out[i][_first(own)] = values[i].reshape(own)
             made = torch.from_numpy(out)
         if read.dtype == BFLOAT16:
             made = made.view(torch.bfloat16)
@@ -174,5 +174,9 @@ def _mask(shapes: np.ndarray, shape: tuple[int, ...], num_slots: int, *, is_text
     axes = slice(0, 1) if is_text else slice(len(shape) - 3, len(shape))
     mask = np.zeros((num_slots, *shape[axes]), np.bool_)
     for i, own in enumerate(shapes[:, axes].tolist()):
-        mask[(i, *(slice(n) for n in own))] = True
+        mask[i][_first(own)] = True
     return mask
+
+
+def _first(shape: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(n) for n in shape)

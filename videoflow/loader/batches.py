@@ -20,6 +20,7 @@ from videoflow.loader.order import Order
 from videoflow.loader.reader import ClipReader, EncodedClip
 from videoflow.loader.rows import EMBEDDING, VersionRows
 from videoflow.loader.sampling import Sampling
+from videoflow.loader.sound import ClipSound, SoundReader
 
 Batch = dict[str, Any]
 
@@ -50,6 +51,7 @@ class BatchRead:
     plan: BatchPlan
     clips: list[EncodedClip]
     embeddings: np.ndarray | None
+    sounds: list[ClipSound]
     arrays: tuple[ArraysRead, ...] = ()
 
 
@@ -59,6 +61,7 @@ class BatchDecoded:
 
     read: BatchRead
     video: Any
+    sound: dict[str, np.ndarray]
 
 
 class BatchMaker:
@@ -72,6 +75,7 @@ class BatchMaker:
         rank, world_size: this rank takes slots [rank·B/world_size, (rank + 1)·B/world_size).
         device: where the batch's tensors go, None for the CPU.
         transform: last step, batch → batch.
+        sound: brings the frames' sound, if it was asked for.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class BatchMaker:
         world_size: int,
         device: str | None,
         transform: Callable[[Batch], Batch] | None,
+        sound: SoundReader | None = None,
     ) -> None:
         self._rows, self._sampling, self._order = rows, sampling, order
         self._reader, self._embeddings, self._engine = reader, embeddings, engine
@@ -97,7 +102,7 @@ class BatchMaker:
         self._arrays = tuple(arrays)
         self._num_slots = order.batch_size // world_size
         self._rank = rank
-        self._device = device
+        self._device, self._sound = device, sound
         self._transform = transform
         self._columns = {name: _Column(array) for name, array in rows.scalars.items()}
 
@@ -124,13 +129,16 @@ class BatchMaker:
         vectors = None
         if self._embeddings is not None and len(plan.rows):
             vectors = self._embeddings.read(self._rows.keys(plan.rows), *self._rows.embedding_refs(plan.rows))
-        return BatchRead(plan, clips, vectors, arrays)
+        sounds = self._sound.read(plan.rows.tolist(), clips, refs) if self._sound is not None else []
+        return BatchRead(plan, clips, vectors, sounds, arrays)
 
     def decode(self, read: BatchRead) -> BatchDecoded:
-        """Make pictures. Raises BadSample."""
+        """Make pictures and sound. Raises BadSample."""
+        num_frames = read.plan.num_frames
+        sound = self._sound.decode(read.sounds, num_frames=num_frames) if self._sound is not None else {}
         if not read.clips:
-            return BatchDecoded(read, None)
-        return BatchDecoded(read, self._engine.decode(read.clips, size=self._size, fit=self._fit))
+            return BatchDecoded(read, None, sound)
+        return BatchDecoded(read, self._engine.decode(read.clips, size=self._size, fit=self._fit), sound)
 
     def copy(self, decoded: BatchDecoded) -> Batch:
         """Hand over to torch and to the device; fill up a padded tail."""
@@ -146,6 +154,7 @@ class BatchMaker:
         }
         for arrays, read, shape in zip(self._arrays, decoded.read.arrays, plan.shapes, strict=True):
             batch |= arrays.tensors(read, shape, plan.num_slots)
+        batch |= {name: _padded(values, num_padded) for name, values in decoded.sound.items()}
         if self._embeddings is not None:
             vectors = decoded.read.embeddings
             vectors = np.zeros((0, self._embeddings.dim), dtype=np.float32) if vectors is None else vectors

@@ -30,6 +30,7 @@ from videoflow.loader.placing import check_device, find_rank
 from videoflow.loader.reader import ClipReader, VersionSource
 from videoflow.loader.report import LoaderReport
 from videoflow.loader.rows import EMBEDDING, PAYLOAD, VersionRows, sample_rows
+from videoflow.loader.sound import SoundReader
 from videoflow.loader.state import LoaderConfig, LoaderState
 from videoflow.telemetry.spans import STAGES, SpanRing
 from videoflow.telemetry.stall import StallMeter
@@ -62,6 +63,7 @@ class Loader:
         rank, world_size: from torch.distributed if it is initialised, else 0 of 1.
         columns: further columns of the version for each batch; ``"embedding"`` brings the clips' vectors,
             ``"tokens"``, ``"latents"``, ``"text_embedding"`` and ``"text_ids"`` what those stages made of them.
+        audio: True brings the sound of the delivered frames (of a version whose recipe has the stage audio).
         allow_uneven: take a rate that does not divide the cache's; each frame is then the last cached one at or before
             its time.
         threads: decoding threads on the CPU.
@@ -77,11 +79,13 @@ class Loader:
         ``video`` uint8 (b, T, C, H, W) RGB, a permuted view of (b, T, H, W, C) memory · ``pts_seconds`` float64 (b, T),
         the stream time of each delivered frame · ``frame_valid`` bool (b, T) · ``valid`` bool (b,) · ``clip_key`` list
         of str · ``position`` int64 (b,), the clip's position in the version · the asked columns: ``embedding`` float32
-        (b, D), numbers as tensors, text as lists. Arrays of clips are padded with zeros to the largest of the global
-        batch, with a mask of what is real: ``tokens`` int32 (b, [levels,] t, h, w) and ``tokens_valid`` bool
-        (b, t, h, w) · ``latents`` (b, channels, t, h, w) as they were stored and ``latents_valid`` ·
-        ``text_embedding`` (b, L, D) or ``text_ids`` int32 (b, L) and ``text_mask`` bool (b, L). With ``video=False``
-        there are no ``video``, ``pts_seconds`` and ``frame_valid``.
+        (b, D), numbers as tensors, text as lists · with ``audio``: ``audio`` float32 (b, C, N), as long as T frames,
+        ``audio_start_seconds`` float64 (b,), the stream time of its first sample (that of the first frame), and
+        ``audio_valid`` bool (b, N), False where the clip has no sound: there it is zero. Arrays of clips are padded
+        with zeros to the largest of the global batch, with a mask of what is real: ``tokens`` int32 (b, [levels,] t, h,
+        w) and ``tokens_valid`` bool (b, t, h, w) · ``latents`` (b, channels, t, h, w) as they were stored and
+        ``latents_valid`` · ``text_embedding`` (b, L, D) or ``text_ids`` int32 (b, L) and ``text_mask`` bool (b, L).
+        With ``video=False`` there are no ``video``, ``pts_seconds`` and ``frame_valid``.
 
     Iterating starts the threads and goes through the epochs without a pause; a loop that was left goes on where it
     stood.
@@ -114,6 +118,7 @@ class Loader:
         rank: int | None = None,
         world_size: int | None = None,
         columns: Sequence[str] = (),
+        audio: bool = False,
         allow_uneven: bool = False,
         threads: int = 2,
         prefetch: int = 2,
@@ -141,6 +146,7 @@ class Loader:
             rank=rank,
             world_size=world_size,
             columns=columns,
+            audio=audio,
             allow_uneven=allow_uneven,
             threads=threads,
             prefetch=prefetch,
@@ -213,6 +219,7 @@ class Loader:
             engine=self._engine,
             size=config.size,
             fit=config.fit,
+            sound=SoundReader.of(version, self._rows, self._sampling),
             **placing,
         )
 

@@ -64,6 +64,7 @@ class LoaderOptions:
         rank: object,
         world_size: object,
         columns: object,
+        audio: object = False,
         allow_uneven: object,
         threads: object,
         prefetch: object,
@@ -81,8 +82,8 @@ class LoaderOptions:
         if transform is not None and not callable(transform):
             raise _refused("transform", transform, "None, or a function from batch to batch")
         has_video = flag("video", video)
-        if not has_video and not (frames is None and fps is None and size is None):
-            raise LoaderError("video=False delivers no pictures: leave out frames=, fps= and size=")
+        if not has_video and not (frames is None and fps is None and size is None and audio is False):
+            raise LoaderError("video=False delivers no pictures: leave out frames=, fps=, size= and audio=")
         rate = parse_fps(fps)
         config = LoaderConfig(
             batch_size=whole("batch_size", batch_size, least=1),
@@ -100,6 +101,7 @@ class LoaderOptions:
             allow_uneven=flag("allow_uneven", allow_uneven),
             bad_samples="error",
             source=word("source", source, SOURCES),
+            audio=flag("audio", audio),
         )
         return LoaderOptions(
             config=config,

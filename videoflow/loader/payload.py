@@ -206,7 +206,8 @@ def _pictures(clip: EncodedStream, asked: set[int]) -> Any:
     try:
         for group, last in sorted(last_of_group.items()):
             for position in range(group * clip.gop, last + 1):
-                packet = av.Packet(clip.packets[position])
+                data: Any = clip.packets[position]
+                packet = av.Packet(data)
                 packet.pts = position
                 for frame in decoder.decode(packet):
                     if frame.pts in asked:

@@ -22,6 +22,7 @@ from videoflow.loader.payload import JPEG, PayloadRef
 from videoflow.loader.reader import BlobRef, ClipRef, VersionSource
 from videoflow.loader.rows import VersionRows, load_table, open_version
 from videoflow.loader.sampling import parse_fps
+from videoflow.loader.sound import SoundRows
 from videoflow.loader.state import LoaderConfig
 from videoflow.store import schemas
 from videoflow.timeline import divisor_step
@@ -34,13 +35,19 @@ _MORE = ("t0_pts", "t1_pts", PAYLOAD)
 class PayloadRows(VersionRows):
     """The chosen rows of a version, read from the payload. ``codec``: h264 or jpeg, of all of them."""
 
-    def __init__(self, table: pa.Table, columns: Sequence[str], fps: Fraction | None) -> None:
+    def __init__(self, table: pa.Table, columns: Sequence[str], fps: Fraction | None, *, audio: bool = False) -> None:
         table = table.take(pa.array(np.argsort(table["position"].to_numpy(), kind="stable")))
         payload = table[PAYLOAD].combine_chunks()
         super().__init__(_with_payload_grid(table, fps), columns)
+        self.sound = SoundRows(table) if audio else None
         self._payload = payload
         self._is_native = np.asarray(pc.equal(payload.field("fps_num"), 0), bool)
         self._fps = fps
+        if audio and fps is None and self._is_native.any():
+            raise LoaderError(
+                "audio=True: frames of a payload at the source's own rate are taken one by one, whatever lies between "
+                "them; give fps= for frames at even times and the sound that goes with them"
+            )
         codecs = pc.unique(payload.field("codec")).to_pylist()
         self.codec: str = codecs[0] if len(codecs) == 1 else "h264"
 
@@ -103,9 +110,10 @@ def choose_rows(version: VersionSource, config: LoaderConfig) -> tuple[VersionRo
             "new version"
         )
     more = _MORE if has and config.source != FRAMES else ()
-    table = load_table(version, split=config.split, where=config.filter, columns=config.columns, more=more)
+    columns, audio = config.columns, config.audio
+    table = load_table(version, split=config.split, where=config.filter, columns=columns, audio=audio, more=more)
     if not more:
-        return VersionRows(table, config.columns), FRAMES
+        return VersionRows(table, columns, audio=audio), FRAMES
     fps = parse_fps(config.fps)
     needs = "is asked for" if config.source == PAYLOAD else _rate_need(table, fps)
     missing = table[PAYLOAD].null_count
@@ -115,8 +123,8 @@ def choose_rows(version: VersionSource, config: LoaderConfig) -> tuple[VersionRo
             "IS NOT NULL', or choose more clips (payload.where, payload.count) and publish a new version"
         )
     if needs or (not missing and _size_need(table, config)):
-        return PayloadRows(table, config.columns, fps), PAYLOAD
-    return VersionRows(table, config.columns), FRAMES
+        return PayloadRows(table, columns, fps, audio=audio), PAYLOAD
+    return VersionRows(table, columns, audio=audio), FRAMES
 
 
 def _rate_need(table: pa.Table, fps: Fraction | None) -> str:

@@ -155,10 +155,14 @@ class ClipReader:
     Args:
         frames_parts: URIs of the parts of the frames table, in the order that references number them.
         storage_options: for Lance.
+        what: the table, for an error's message.
     """
 
-    def __init__(self, frames_parts: Sequence[str], storage_options: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, frames_parts: Sequence[str], storage_options: dict[str, str] | None = None, *, what: str = "frames"
+    ) -> None:
         self._parts = PartSet(frames_parts, storage_options)
+        self._what = what
 
     def __repr__(self) -> str:
         return f"ClipReader({self._parts!r})"
@@ -178,10 +182,15 @@ class ClipReader:
             BadSample: a clip's row is gone, a record fails its CRC, or no frame is there for a grid index; the clip is
             named. SystemFailure: storage fails again and again.
         """
-        ranges = self._read_ranges(clips)
+        ranges = self.read_ranges(clips)
         return [self._pick(c, r, w, num_frames) for c, r, w in zip(clips, ranges, wanted, strict=True)]
 
-    def _read_ranges(self, clips: Sequence[ClipRef]) -> list[list[bytes]]:
+    def read_ranges(self, clips: Sequence[ClipRef]) -> list[list[bytes]]:
+        """The bytes of every reference of some clips, not looked at.
+
+        Raises:
+            BadSample: a row is gone or does not hold them; the clip is named. SystemFailure: storage fails.
+        """
         requests: dict[int, list[tuple[int, int, BlobRef]]] = {}
         for i, clip in enumerate(clips):
             for j, ref in enumerate(clip.refs):
@@ -202,7 +211,7 @@ class ClipReader:
             "data", [(r.row_id, r.offset, r.length) for r in refs], selector="ids"
         )
         if any(data is None for _, _, data in found):
-            raise BadSample("a frames row holds no data")
+            raise BadSample(f"a row of {self._what} holds no data")
         return [data for _, _, data in found]
 
     def _read_one(self, clip: ClipRef, ref: BlobRef) -> bytes:
@@ -224,7 +233,7 @@ class ClipReader:
         raise AssertionError("unreachable")
 
     def _raise_if_permanent(self, clip: ClipRef, ref: BlobRef, error: BaseException) -> None:
-        where = f"clip {clip.clip_key}: its frames row (part {ref.part}, row {ref.row_id})"
+        where = f"clip {clip.clip_key}: its {self._what} row (part {ref.part}, row {ref.row_id})"
         if self._parts.take(ref.part, [ref.row_id], ["item_key"]).num_rows == 0:
             raise BadSample(f"{where} is gone") from error
         if isinstance(error, ValueError) or "fill whole buffer" in str(

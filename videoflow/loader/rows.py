@@ -17,6 +17,8 @@ from videoflow.errors import LoaderError, SystemFailure, shown
 from videoflow.loader.attached import ArrayRefs, is_array
 from videoflow.loader.reader import BlobRef, ClipRef, VersionSource
 from videoflow.loader.sampling import FrameCount, Sampling, parse_fps, sample_clips, without_frames
+from videoflow.loader.sound import COLUMNS as SOUND_COLUMNS
+from videoflow.loader.sound import SoundRows, check_audio
 from videoflow.loader.state import LoaderConfig
 from videoflow.persist import told
 from videoflow.store.damage import is_panic
@@ -35,7 +37,10 @@ INTEGERS = (
     "position",
 )
 #: Names a batch uses itself.
-BATCH_NAMES = frozenset({"video", "pts_seconds", "frame_valid", "valid", "clip_key", "position"})
+BATCH_NAMES = frozenset(
+    {"video", "pts_seconds", "frame_valid", "valid", "clip_key", "position"}
+    | {"audio", "audio_valid", "audio_start_seconds"}
+)
 EMBEDDING, PAYLOAD = "embedding", "payload"
 #: Whose an array is: a clip's, or all clips' of a video.
 OWNERS = ("clip_key", "video_key")
@@ -47,9 +52,10 @@ class VersionRows:
     Attributes:
         ints: int64 (n,) by column name, see INTEGERS.
         scalars: the asked columns as Arrow arrays. arrays: where those of them lie that lead to arrays.
+        sound: where their sound lies, if it was asked for.
     """
 
-    def __init__(self, table: pa.Table, columns: Sequence[str]) -> None:
+    def __init__(self, table: pa.Table, columns: Sequence[str], *, audio: bool = False) -> None:
         positions = table["position"].to_numpy()
         if np.any(positions[1:] <= positions[:-1]):
             table = table.take(pa.array(np.argsort(positions, kind="stable")))
@@ -64,6 +70,7 @@ class VersionRows:
         self._ref_starts = frames.offsets.to_numpy()
         self._refs = {name: _child(frames.values, name) for name in BlobRef._fields}
         self._embedding = _embedding_refs(table) if EMBEDDING in columns else None
+        self.sound = SoundRows(table) if audio else None
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -118,9 +125,11 @@ def _embedding_refs(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     return _child(column, "part"), _child(column, "row_id")
 
 
-def load_rows(source: VersionSource, *, split: str | None, where: str | None, columns: Sequence[str]) -> VersionRows:
+def load_rows(
+    source: VersionSource, *, split: str | None, where: str | None, columns: Sequence[str], audio: bool = False
+) -> VersionRows:
     """The rows of a version that a loader on the frame cache needs; see `load_table`."""
-    return VersionRows(load_table(source, split=split, where=where, columns=columns), columns)
+    return VersionRows(load_table(source, split=split, where=where, columns=columns, audio=audio), columns, audio=audio)
 
 
 def sample_rows(rows: VersionRows, config: LoaderConfig) -> Sampling:
@@ -154,6 +163,7 @@ def load_table(
     split: str | None,
     where: str | None,
     columns: Sequence[str],
+    audio: bool = False,
     more: Sequence[str] = (),
 ) -> pa.Table:
     """Read the columns of a version that a loader needs.
@@ -161,7 +171,8 @@ def load_table(
     Args:
         split: rows of this split only.
         where: SQL condition on the version's columns (Lance's filter syntax), together with the split.
-        columns: further columns for the batches. more: columns that the loader itself needs.
+        columns: further columns for the batches. audio: whether their sound is wanted.
+        more: columns that the loader itself needs.
 
     Raises:
         LoaderError: an unknown column, a condition that is no SQL, or no row that meets it.
@@ -169,8 +180,11 @@ def load_table(
     """
     dataset = open_version(source)
     check_columns(columns, dataset.schema, source)
+    if audio:
+        check_audio(dataset.schema.names, source.id)
+    sound = SOUND_COLUMNS if audio else ()
     owners = OWNERS if any(is_array(dataset.schema.field(name).type) for name in columns) else ()
-    wanted = list(dict.fromkeys([*INTEGERS, "clip_key", "frames", *columns, *more, *owners]))
+    wanted = list(dict.fromkeys([*INTEGERS, "clip_key", "frames", *columns, *more, *sound, *owners]))
     conditions = [f"({where})"] if where else []
     if split is not None:
         conditions.append("split = '" + split.replace("'", "''") + "'")

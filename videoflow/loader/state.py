@@ -40,13 +40,13 @@ class LoaderConfig:
     bad_samples: str
     order: int = ORDER_FORMAT
     source: str = "frames"
+    audio: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """The options as JSON gives them back; without ``source`` where it is the frame cache, as in states of old."""
-        options = dict(json.loads(json.dumps(asdict(self))))
-        if self.source == "frames":
-            del options["source"]
-        return options
+        """The options as JSON gives them back; those that earlier builds do not know are told where they are used."""
+        told = dict(json.loads(json.dumps(asdict(self))))
+        unused = {"source": "frames", "audio": False}
+        return {name: value for name, value in told.items() if name not in unused or value != unused[name]}
 
     @property
     def digest(self) -> str:

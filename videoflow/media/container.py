@@ -13,6 +13,7 @@ from typing import Any
 
 import av
 import av.error
+from av.codec.hwaccel import HWAccel
 
 from videoflow.errors import MediaError
 
@@ -91,8 +92,8 @@ def _text(error: Exception) -> str:
 
 
 @contextmanager
-def open_media(path: str | Path) -> Iterator[av.container.InputContainer]:
-    """Open a local media file.
+def open_media(path: str | Path, hwaccel: HWAccel | None = None) -> Iterator[av.container.InputContainer]:
+    """Open a local media file; ``hwaccel``: what decodes its streams, None for the CPU.
 
     Raises:
         MediaError: ``empty``, ``not_video``, ``header_damaged`` or ``io_error``.
@@ -100,7 +101,7 @@ def open_media(path: str | Path) -> Iterator[av.container.InputContainer]:
     path = Path(path)
     try:
         # "file:" keeps FFmpeg from reading a name such as `a:b.mp4` as a protocol.
-        container = av.open(f"file:{path}", mode="r", metadata_errors="replace")
+        container = av.open(f"file:{path}", mode="r", metadata_errors="replace", hwaccel=hwaccel)
     except av.error.FFmpegError as e:
         raise _why_unopenable(path, e) from e
     except OSError as e:

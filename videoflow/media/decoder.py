@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import av
 import av.error
@@ -111,6 +111,15 @@ class Tally:
     end_pts: int = 0
 
 
+class Ear(Protocol):
+    """Who wants to hear what lies beside the video stream."""
+
+    @property
+    def streams(self) -> tuple[Any, ...]: ...
+
+    def take(self, packet: Any) -> None: ...
+
+
 class Decoder:
     """One stream of one open file. Use once; a second pass opens the file again (seeking to 0 loses frames)."""
 
@@ -118,6 +127,7 @@ class Decoder:
         self.container = container
         self.stream = stream
         self.tally = Tally()
+        self.ear: Ear | None = None  # set before `frames`: takes the packets of audio streams as they come by
         self._is_whole = True
         stream.codec_context.thread_count = 1
 
@@ -149,7 +159,7 @@ class Decoder:
                 self.tally.num_packets += 1
             ok = True
             try:
-                decoded = packet.decode()
+                decoded = self.decoded(packet)
             except av.error.FFmpegError as e:
                 if isinstance(e, av.error.MemoryError):
                     raise MediaError("out_of_memory", "the decoder ran out of memory") from e
@@ -172,6 +182,11 @@ class Decoder:
         if clock is not None:
             self.tally.damage = clock.intervals()
 
+    def decoded(self, packet: Any) -> list[av.VideoFrame]:
+        """Frames that come out when a packet goes in. Raises FFmpegError where it does not decode."""
+        frames: list[av.VideoFrame] = packet.decode()
+        return frames
+
     def _step(self, frame: av.VideoFrame) -> int:
         """Time from a frame to the next where the stream has no timestamps."""
         rate = Fraction(self.stream.guessed_rate or 25)
@@ -180,7 +195,14 @@ class Decoder:
     def _packets(self, tracker: DamageTracker) -> Iterator[Any]:
         """Packets in decode order; a demuxer that breaks off ends the stream and opens a damage interval."""
         try:
-            yield from self.container.demux(self.stream)
+            if self.ear is None:
+                yield from self.container.demux(self.stream)
+            else:
+                for packet in self.container.demux(self.stream, *self.ear.streams):
+                    if packet.stream.index == self.stream.index:
+                        yield packet
+                    else:
+                        self.ear.take(packet)
         except av.error.InvalidDataError:
             self.tally.failed_packets += 1
             tracker.packet(self.tally.pts[-1] + 1 if self.tally.pts else None, keyframe=False, ok=False)

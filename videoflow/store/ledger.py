@@ -90,14 +90,13 @@ class Ledger:
         """
 
         def keep(batch: pa.RecordBatch) -> dict[tuple[str, str], pa.RecordBatch]:
-            found = {}
-            for stage, fingerprint in wanted:
-                mine = pc.and_(pc.equal(batch["stage"], stage), pc.equal(batch["fingerprint"], fingerprint))
-                if pc.any(mine).as_py():
-                    some = batch.filter(mine).select([*LEAN, "at"])
-                    at = LEAN.index("state")
-                    found[stage, fingerprint] = some.set_column(at, "state", some["state"].dictionary_encode())
-            return found
+            stages, fingerprints = (pc.unique(batch[name]).to_pylist() for name in ("stage", "fingerprint"))
+            lean = batch.select([*LEAN, "at"])
+            lean = lean.set_column(LEAN.index("state"), "state", lean["state"].dictionary_encode())
+            if (len(stages), len(fingerprints)) == (1, 1):  # as a unit's rows are
+                return {(stages[0], fingerprints[0]): lean}
+            of = {(s, f): pc.and_(pc.equal(batch["stage"], s), pc.equal(batch["fingerprint"], f)) for s, f in wanted}
+            return {pair: lean.filter(mine) for pair, mine in of.items()}
 
         where = " OR ".join(f"({_of(*pair)})" for pair in wanted)
         kept = read_batches(self._root, LEDGER, ["stage", "fingerprint", *LEAN, "at"], where, keep) if wanted else []

@@ -37,7 +37,7 @@ def read_rows(
     """
 
     def ask() -> pa.Table:
-        table = (dataset or open_table(root, path)).to_table(
+        table = (dataset or open_table(root, path, once=True)).to_table(
             columns=None if columns is None else list(columns), filter=where, with_row_id=with_row_ids
         )
         table.validate(full=True)  # text that is no UTF-8, lists that point beyond their end
@@ -58,7 +58,7 @@ def read_batches(
 
     def ask() -> list[T]:
         found = []
-        scanner = open_table(root, path).scanner(columns=list(columns), filter=where, batch_readahead=2)
+        scanner = open_table(root, path, once=True).scanner(columns=list(columns), filter=where, batch_readahead=2)
         for batch in scanner.to_batches():
             batch.validate(full=True)
             found.append(keep(batch))
@@ -86,7 +86,7 @@ def rows_of(
     """
     tables = [pa.table({"item_key": pa.array([], pa.string())})] if not parts else []
     for number, path in enumerate(parts):
-        dataset = open_table(root, path)
+        dataset = open_table(root, path, once=True)
         lost = [c for c in columns or () if c not in dataset.schema.names]
         if lost:
             raise damaged(root.url, path, f"its schema lacks {', '.join(lost)}")
@@ -95,7 +95,8 @@ def rows_of(
         named = list(dict.fromkeys(["item_key", *wanted]))
         table = read_rows(root, path, named, _filter(keys, where), with_row_ids=with_row_ids, dataset=dataset)
         if len(keys) > MAX_PUSHED_KEYS:
-            table = table.filter(pc.is_in(table["item_key"], value_set=_array(keys)))
+            asked = pc.is_in(table["item_key"], value_set=_array(keys))
+            table = table if pc.all(asked).as_py() else table.filter(asked)
         if with_row_ids:
             table = table.append_column(PART, pa.array([number] * len(table), pa.int32()))
         tables.append(table)

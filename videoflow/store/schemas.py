@@ -22,6 +22,8 @@ DAMAGE = pa.list_(INTERVAL)
 #: Where some bytes of an artifact table lie: part number (position in the version manifest's list of that table's
 #: parts), Lance stable row id, byte range inside the row's blob.
 BLOB_REF = pa.struct([("part", pa.int32()), ("row_id", pa.int64()), ("offset", pa.int64()), ("length", pa.int64())])
+#: A run of samples in an audio table: as BLOB_REF, and which samples they are.
+SOUND_REF = pa.struct([*BLOB_REF, ("first", pa.int64()), ("count", pa.int32())])
 ROW_REF = pa.struct([("part", pa.int32()), ("row_id", pa.int64())])
 #: A row that holds an array (`ARRAY`), and the array's shape, so that a loader knows how large a batch will be.
 ARRAY_REF = pa.struct([("part", pa.int32()), ("row_id", pa.int64()), ("shape", pa.list_(pa.int32()))])
@@ -143,6 +145,41 @@ QUALITY = pa.schema(
         pa.field("sharpness", pa.list_(pa.float32())),
         pa.field("luma", pa.list_(pa.float32())),
         pa.field("black", pa.list_(pa.float32())),
+    ]
+)
+
+AUDIO = pa.schema(
+    ARTIFACT_HEAD
+    + [
+        pa.field("audio_stream", pa.int32(), nullable=False),  # container index
+        pa.field("chunk", pa.int32(), nullable=False),
+        pa.field("rate", pa.int32(), nullable=False),
+        pa.field("channels", pa.int32(), nullable=False),
+        pa.field("codec", pa.string(), nullable=False),
+        pa.field("first_sample", pa.int64(), nullable=False),  # sample k is at the video's start + k / rate seconds
+        pa.field("n", pa.int64(), nullable=False),  # samples that were heard
+        # Runs of samples without a gap, each a record of the blob (see store/blobs.py; its number is the run's first
+        # sample, its payload a FLAC stream or an Ogg Opus file of exactly as many samples). Most chunks have one.
+        pa.field("first_samples", pa.list_(pa.int64()), nullable=False),
+        pa.field("counts", pa.list_(pa.int32()), nullable=False),
+        pa.field("offsets", pa.list_(pa.int32()), nullable=False),  # one more than runs
+        pa.field("failed_packets", pa.int32(), nullable=False),  # that did not decode, since the chunk before
+        pa.field("overlap_samples", pa.int64(), nullable=False),  # of the source, left out as they were told twice
+        pa.field("digest", KEY, nullable=False),  # BLAKE3 of data
+        lance.blob_field("data"),
+    ]
+)
+
+SOUND = pa.schema(
+    ARTIFACT_HEAD
+    + [
+        pa.field("rate", pa.int32()),  # of the cached sound that was measured
+        pa.field("channels", pa.int32()),
+        # Step j is [j, j + 1) / 10 s after the video's first shown pts.
+        pa.field("loudness", pa.list_(pa.float32())),  # LUFS of the 400 ms that end with the step
+        pa.field("peak", pa.list_(pa.int32())),  # of 32768
+        pa.field("heard", pa.list_(pa.int32())),  # samples of the step that are sound, the others are holes
+        pa.field("speech", pa.list_(pa.float32())),  # windows of 32 ms, 0…1; null where no detector looked
     ]
 )
 
@@ -298,6 +335,14 @@ VERSION_HEAD: list[pa.Field] = [
 ]
 #: In versions of recipes with a payload stage; null where a clip was not chosen.
 VERSION_PAYLOAD = pa.field("payload", PAYLOAD_REF)
+#: What versions of recipes with the stage audio have besides, see dataset/sound.py.
+VERSION_AUDIO: list[pa.Field] = [
+    pa.field("audio", pa.list_(SOUND_REF)),
+    pa.field("audio_rate", pa.int32()),
+    pa.field("audio_channels", pa.int32()),
+]
 #: Columns that lead to arrays; they follow where a recipe makes them.
 ARRAY_COLUMNS = ("tokens", "latents", "text_embedding", "text_ids")
-VERSION_RESERVED = frozenset([*(f.name for f in [*VERSION_HEAD, *POOLED_SCORES, VERSION_PAYLOAD]), *ARRAY_COLUMNS])
+VERSION_RESERVED = frozenset(
+    [*(f.name for f in [*VERSION_HEAD, *POOLED_SCORES, VERSION_PAYLOAD, *VERSION_AUDIO]), *ARRAY_COLUMNS]
+)

@@ -26,6 +26,7 @@ from videoflow.store.schemas import DATA_STORAGE_VERSION
 MAX_FRAGMENTS = 50_000
 #: Key in a Lance table's config that says a part is closed.
 CLOSED = "videoflow.closed"
+_SMALL_CACHE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,26 @@ def parts_of(root: Root, table: str, fingerprint: str) -> list[int]:
     return [n for n in numbers if root.has_any(f"{part_path(table, fingerprint, n)}/_versions", ".manifest")]
 
 
-def open_table(root: Root, path: str, *, version: int | None = None) -> lance.LanceDataset:
-    """A Lance table below the root.
+def open_table(root: Root, path: str, *, version: int | None = None, once: bool = False) -> lance.LanceDataset:
+    """A Lance table below the root. ``once``: it is read through once, so that Lance need not keep what it learns of
+    every file: a hundred megabytes of a ledger of some thousand units.
 
     Raises:
         DamagedCatalog: it cannot be opened.
     """
     uri = root.uri(path)
-    return read(root.url, path, lambda: lance.dataset(uri, version=version, storage_options=root.lance_options()))
+    cache, options = _SMALL_CACHE if once else None, root.lance_options()
+
+    def open_it() -> lance.LanceDataset:
+        return lance.dataset(
+            uri,
+            version=version,
+            storage_options=options,
+            metadata_cache_size_bytes=cache,
+            index_cache_size_bytes=cache,
+        )
+
+    return read(root.url, path, open_it)
 
 
 def _write(root: Root, path: str, data: Any, *, mode: str, schema: pa.Schema | None = None) -> None:
