@@ -14,7 +14,9 @@ import pytest
 import videoflow
 from tests.jobs import Quiet, run_job
 from tests.test_job import facts
+from tests.test_payload_jobs import spoil
 from videoflow import fitting
+from videoflow import recipe as recipes
 from videoflow.dataset.catalog import Catalog
 from videoflow.errors import SystemFailure
 from videoflow.forecast import forecast
@@ -289,3 +291,39 @@ def test_a_quarantined_video_has_no_text_item(videos: Path, tmp_path: Path) -> N
     summary = run_job(recipe, [write_manifest(tmp_path / "m.jsonl", videos, captions)], tmp_path / "cat")
     assert (summary.done, summary.quarantined, summary.pending) == (1, 1, 0)
     assert summary.stages["text"]["items"] == 1
+
+
+# ── on the payload, and the recipe as it ships ───────────────────────────────────────────────────────────────────────
+
+
+def test_tokenizers_of_the_payload_open_no_source(videos: Path, tmp_path: Path) -> None:
+    root = tmp_path / "cat"
+    tokenize = {**RECIPE.stages["tokenize"], "source": "payload", "max_frames": 9}
+    stages = {**RECIPE.stages, "tokenize": tokenize, "payload": {"fps": "native", "short_side": 48, "count": 5}}
+    first = run_job(RECIPE.model_copy(update={"stages": stages}), [videos], root)
+    assert (first.clips, first.stages["tokenize"]["items"], first.pending) == (9, 5, 0)
+    spoil(videos)
+    second = {"use": "tokenize", "source": "payload", "codes": 4, "levels": 1, "fps": 10}
+    both = run_job(RECIPE.model_copy(update={"stages": {**stages, "coarse": second}}), [videos], root)
+    assert (both.decoded_videos, both.decoded_intervals, both.quarantined) == (0, 0, 0)
+    assert both.stages["coarse"]["items"] == 5
+    version = videoflow.open(root).version("x")
+    with version.loader(
+        batch_size=5, video=False, columns=["tokens", "coarse"], filter="tokens IS NOT NULL", epochs=1
+    ) as loader:
+        batch = next(loader)
+    # Nine frames of the source's own rate; a clip of one second at 10 frames/s has ten; 48 pixels are six blocks high.
+    assert batch["tokens"].shape[:4] == (5, 2, 9, 6)
+    assert batch["coarse"].shape[:3] == (5, 10, 6)
+
+
+def test_recipe_latents_as_it_ships(corpus: Path, tmp_path: Path) -> None:
+    recipe = recipes.load("pipelines.latents:recipe")
+    summary = run_job(recipe, [corpus / "cuts_bikes.mp4"], tmp_path / "cat")
+    assert (summary.done, summary.quarantined) == (1, 0) and summary.clips >= 2
+    version = videoflow.open(tmp_path / "cat").version("x")
+    assert min(version.clips()["tokenize_psnr"].to_pylist()) > 20.0
+    with version.loader(batch_size=2, video=False, columns=["tokens"], epochs=1) as loader:
+        batch = next(loader)
+    assert batch["tokens"].shape[1] == 2 and int(batch["tokens"].max()) < 256
+    assert batch["tokens_valid"].shape == batch["tokens"][:, 0].shape
