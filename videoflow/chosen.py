@@ -41,6 +41,8 @@ UNITS_PER_WORKER = 4
 _CHOSEN: WeakKeyDictionary[PlacedClips, dict[str, np.ndarray]] = WeakKeyDictionary()
 #: Clips whose payload rows are looked up at once.
 CLIPS_AT_ONCE = 2000
+#: Of a row with an array, these are worth a column of a version.
+ARRAY_SCORES = frozenset({"psnr", "ssim"})
 
 
 def source_of(plan: Plan, built: BuiltStage) -> BuiltStage | None:
@@ -134,9 +136,10 @@ def _described(plan: Plan, clips: PlacedClips) -> pa.Table:
 
 
 def score_columns(built: BuiltStage) -> list[str]:
-    """The single-valued columns of a clip stage's own."""
+    """The single-valued columns of a clip stage's own; of a row with an array those that say how good it is."""
     head = {"item_key", "input_digest", "video_key", "stream", "clip_key"}
-    return [f.name for f in built.stage.schema() if f.name not in head and not pa.types.is_nested(f.type)]
+    names = [f.name for f in built.stage.schema() if f.name not in head and not pa.types.is_nested(f.type)]
+    return [n for n in names if n in ARRAY_SCORES] if built.stage.column() else names
 
 
 def _meets(stage: str, where: str, table: pa.Table) -> pa.Array:
@@ -251,7 +254,8 @@ def missing_on(
                 rate = Fraction(payloads[of]["fps_num"], payloads[of]["fps_den"])
                 raise RecipeError(f"stage {built.key!r}: its rate {fps} does not divide the payload's {rate} frames/s")
             ref, wanted = found
-            yield ClipItem(key, input_digest, row["video_key"], row["stream"], ref, tuple(wanted))
+            most = built.stage.grid_frames  # type: ignore[attr-defined]
+            yield ClipItem(key, input_digest, row["video_key"], row["stream"], ref, tuple(wanted)[:most])
 
 
 def _batches(at: np.ndarray) -> Iterator[pa.Array]:

@@ -26,6 +26,7 @@ from videoflow.dataset.assemble import CachedClip, distinct_frames
 from videoflow.dataset.placed import PlacedClips, placed_clips
 from videoflow.errors import MOVED_UNDER_THE_JOB, RecipeError
 from videoflow.fingerprint import clip_item_keys, pass_item_key, video_item_key
+from videoflow.fitting import settled
 from videoflow.keys import digest
 from videoflow.recipe import PROBE, BuiltStage, Recipe
 from videoflow.stage import ClipStage, PassConsumer, SourceStage, VideoStage
@@ -89,7 +90,7 @@ class Plan:
     ) -> None:
         self.root = root
         self.recipe = recipe
-        self.built = tuple(built)
+        self.built = settled(root, built)
         self.videos = {v.video_key: v for v in videos}
         self.keys = tuple(self.videos)
         self.ledger = ledger
@@ -113,6 +114,11 @@ class Plan:
                 self.lost[b.key] = self._rows(b, np.flatnonzero(gone))
                 self._states[b.key] = states.without(gone)
         self._items.clear()
+
+    def replace(self, built: BuiltStage) -> None:
+        """Take another form of a stage, by its key in the recipe."""
+        self.built = tuple(built if b.key == built.key else b for b in self.built)
+        self.refresh(built.key)
 
     def _rows(self, built: BuiltStage, positions: np.ndarray) -> list[LedgerRow]:
         """Whole answers at some positions of a stage's states, which are few, in their order."""
@@ -187,7 +193,8 @@ class Plan:
 
     def _rows_items(self, built: BuiltStage) -> StageItems:
         """No item while an input is missing, or where one that is required is quarantined."""
-        exists = np.ones(len(self.keys), bool)
+        assert isinstance(built.stage, VideoStage)
+        exists = np.ones(len(self.keys), bool) if built.stage.inputs else ~self.unusable()
         digests: list[tuple[str, list[str | None]]] = []
         for name, source in self._inputs(built):
             items, states = self.items(source), self._states[source.key]
@@ -198,8 +205,9 @@ class Plan:
             usable = np.where(bad, NOWHERE, items.found)
             digests.append((name, states.taken(usable, "output_digest").to_pylist()))
         digests.sort()
+        told = [built.stage.told(v.metadata) for v in self.videos.values()]
         inputs = _column(
-            digest([[n, d[i]] for n, d in digests if d[i] is not None]) if there else None
+            digest([[n, d[i]] for n, d in digests if d[i] is not None], *told[i]) if there else None
             for i, there in enumerate(exists.tolist())
         )
         keys = _column(
@@ -213,6 +221,7 @@ class Plan:
 
     def rows_items(self, built: BuiltStage, which: np.ndarray) -> list[RowsItem]:
         """Items of a VideoStage at some videos (a mask)."""
+        assert isinstance(built.stage, VideoStage)
         items = self.items(built)
         at = np.flatnonzero(which & items.exists)
         columns = []
@@ -225,7 +234,8 @@ class Plan:
         for i, video in enumerate(at.tolist()):
             read = {name: values[i] for name, values, usable in columns if usable[i]}
             v = self.videos[self.keys[video]]
-            found.append(RowsItem(keys[i], inputs[i], v.video_key, read, v.intervals))
+            told: dict[str, Any] = dict(*built.stage.told(v.metadata))
+            found.append(RowsItem(keys[i], inputs[i], v.video_key, read, v.intervals, told))
         return found
 
     # -- the decode pass ---------------------------------------------------------------------------------------------
@@ -334,13 +344,15 @@ class Plan:
         if (source_stage := source_of(self, built)) is not None:
             yield from missing_on(self, built, source_stage, clips, items)
             return
-        step = self.clip_step(built, clips.rate)
+        assert isinstance(built.stage, ClipStage)
+        step, most = self.clip_step(built, clips.rate), built.stage.grid_frames
         at = pa.array(np.flatnonzero(items.missing))
         keys = zip(_values(items.keys.take(at)), _values(items.inputs.take(at)), strict=True)
         for batch in self.clip_objects(clips, items.missing):
             for c in batch:
                 key, source = next(keys)
-                wanted = distinct_frames(c, c.indices[::step])
+                grid = c.indices[::step]
+                wanted = distinct_frames(c, grid) if most is None else tuple(grid[:most])
                 yield ClipItem(key, source, c.row["video_key"], c.row["stream"], c.ref, wanted)
 
     # -- how videos ended --------------------------------------------------------------------------------------------

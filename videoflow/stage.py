@@ -134,13 +134,15 @@ class Item:
 
     ``rows``: by input stage name, the artifact rows as dicts (media columns left out); ``intervals``: half-open
     (t0, t1) in seconds of stream time that a manifest asked for, with their numbers in the manifest's order;
-    ``blobs``: of an input that the stage names in ``media``, each row with its column ``data``, in order of chunks.
+    ``metadata``: the columns of the sources that the stage asked for, as far as they have them; ``blobs``: of an input
+    that the stage names in ``media``, each row with its column ``data``, in order of chunks.
     """
 
     video_key: str
     rows: Mapping[str, list[dict[str, Any]]]
     intervals: tuple[tuple[Fraction, Fraction], ...] = ()
     blobs: Callable[[str], Iterator[tuple[dict[str, Any], bytes]]] = _no_blobs
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,12 @@ class Stage(ABC):
         """What else decides the result: weights digest, decoder identity. Enters the fingerprint."""
         return {}
 
+    def column(self) -> str | None:
+        """Column of a version that leads to this stage's rows, whose arrays (``shape``, ``dtype``, ``data``) loaders
+        deliver under its name; None for a stage without arrays.
+        """
+        return None
+
     def setup(self) -> None:
         """Called once in the worker before the first item: load weights here."""
 
@@ -267,9 +275,21 @@ class PassConsumer(Stage):
 
 
 class VideoStage(Stage):
-    """Works on one video's rows of other stages. ``media``: those of its inputs whose blobs it reads."""
+    """Works on one video's rows of other stages, or on what its source's metadata say of it. ``media``: those of its
+    inputs whose blobs it reads.
+    """
 
     media: ClassVar[tuple[str, ...]] = ()
+
+    def metadata_columns(self) -> tuple[str, ...]:
+        """Columns of the sources' metadata that decide the result: another value there is another item."""
+        return ()
+
+    def told(self, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What a source says in these columns, JSON-ready, in a list; an empty one for a stage that asks for none."""
+        names = self.metadata_columns()
+        said = {n: metadata[n] for n in names if metadata.get(n) is not None}
+        return [{n: v if isinstance(v, (str, bool, int)) else str(v) for n, v in said.items()}] if names else []
 
     @abstractmethod
     def process(self, item: Item) -> Product: ...
@@ -289,6 +309,27 @@ class ClipStage(Stage):
     @property
     def fps(self) -> Fraction | None:
         return None
+
+    @property
+    def grid_frames(self) -> int | None:
+        """So many grid times of a clip, from its start on, a frame that is shown longer as often as it is shown; None:
+        the frames that differ.
+        """
+        return None
+
+    def fit_key(self) -> str | None:
+        """For a stage that first learns something from the clips (a codebook): names what it has to learn. None: there
+        is nothing to learn, or it was learned.
+        """
+        return None
+
+    def fit(self, clips: Iterator[ClipFrames]) -> bytes:
+        """Learn from a sample of the clips; called once in a catalog, which keeps the answer (see `with_fit`)."""
+        raise RecipeError(f"stage {self.name} has a fit_key but no fit")
+
+    def with_fit(self, learned: bytes) -> ClipStage:
+        """The stage as it works from then on; what was learned is part of its `identity`."""
+        raise RecipeError(f"stage {self.name} has a fit_key but no with_fit")
 
     @abstractmethod
     def process(self, clips: Sequence[ClipFrames]) -> list[Product]:

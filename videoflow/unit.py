@@ -107,13 +107,14 @@ class JoinItem:
 
 @dataclass(frozen=True)
 class RowsItem:
-    """A video whose rows a VideoStage works on; ``inputs``: item key by input stage name."""
+    """A video whose rows (and metadata) a VideoStage works on; ``inputs``: item key by input stage name."""
 
     item_key: str
     input_digest: str
     video_key: str
     inputs: dict[str, str]
     intervals: tuple[tuple[Fraction, Fraction], ...] = ()
+    metadata: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
