@@ -1,4 +1,6 @@
-"""What `videoflow plan` says: per stage cached, to compute, stale, quarantined, and what cannot be known yet."""
+"""What `videoflow plan` says: per stage cached, to compute, stale, quarantined, and what cannot be known yet. And what
+a job says at its end: how each video fared over all stages.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from videoflow.chosen import estimated_bytes, payloads_to_come, seconds_by_video
 from videoflow.dataset.placed import PlacedClips
@@ -16,7 +19,7 @@ from videoflow.history import StageHistory, Wanted
 from videoflow.plan import CLIPS, FRAMES, KEYS_AT_ONCE, Plan, StageItems
 from videoflow.recipe import BuiltStage
 from videoflow.stage import SourceStage
-from videoflow.store.states import NOWHERE, QUARANTINED
+from videoflow.store.states import FILTERED, NOWHERE, QUARANTINED
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,36 @@ def _forecast(
         unknown=unknown,
         stale=stale.total(),
         changed=tuple(sorted({name for names in stale for name in names})),
+    )
+
+
+def video_states(plan: Plan, clips: PlacedClips) -> Counter[str]:
+    """done | filtered | quarantined | pending, by video. A video is done when every stage of it and its clips
+    ended.
+    """
+    unusable = plan.unusable()
+    pending, bad, filtered = (np.zeros(len(plan.keys), bool) for _ in range(3))
+    for b in [*plan.consumers, *plan.row_stages]:
+        items = plan.items(b)
+        counts = ~unusable & (items.exists | ~bad)  # without an item because an input is bad: nothing to wait for
+        pending |= counts & (items.found == NOWHERE)
+        bad |= counts & plan.has_state(b, items, QUARANTINED)
+        filtered |= counts & plan.has_state(b, items, FILTERED)
+    bad |= unusable
+    if len(clips) and plan.clip_stages:
+        videos = pc.index_in(clips.table["video_key"], value_set=pa.array(plan.keys, pa.string()))
+        videos = np.asarray(videos, np.int64)
+    for b in plan.clip_stages if len(clips) else ():
+        items = plan.clip_items(b, clips)  # a filtered clip does not filter its video
+        pending[videos[items.missing]] = True
+        bad[videos[plan.has_state(b, items, QUARANTINED)]] = True
+    return Counter(
+        {
+            "pending": int(pending.sum()),
+            QUARANTINED: int((bad & ~pending).sum()),
+            FILTERED: int((filtered & ~bad & ~pending).sum()),
+            "done": int((~filtered & ~bad & ~pending).sum()),
+        }
     )
 
 
