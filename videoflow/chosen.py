@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import duckdb
 import numpy as np
@@ -35,8 +36,13 @@ if TYPE_CHECKING:
 #: What a unit's rows take at least where the job is large enough (estimated; blocks are then above 64 MB for sure).
 BLOCK_BYTES = 128 << 20
 UNITS_PER_WORKER = 4
+#: Choices, by the clips they were made among and by stage: a job asks several times, and the first time the scores that
+#: a condition names are there.
+_CHOSEN: WeakKeyDictionary[PlacedClips, dict[str, np.ndarray]] = WeakKeyDictionary()
 #: Clips whose payload rows are looked up at once.
 CLIPS_AT_ONCE = 2000
+#: Of a row with an array, these are worth a column of a version.
+ARRAY_SCORES = frozenset({"psnr", "ssim"})
 
 
 def source_of(plan: Plan, built: BuiltStage) -> BuiltStage | None:
@@ -81,6 +87,13 @@ def chosen(plan: Plan, built: BuiltStage, clips: PlacedClips) -> np.ndarray:
     Raises:
         RecipeError: its condition is no SQL on the clips' columns.
     """
+    made = _CHOSEN.setdefault(clips, {})
+    if built.key not in made:
+        made[built.key] = _choice(plan, built, clips)
+    return made[built.key]
+
+
+def _choice(plan: Plan, built: BuiltStage, clips: PlacedClips) -> np.ndarray:
     stage = built.stage
     assert isinstance(stage, SourceStage)
     mask = np.ones(len(clips), bool)
@@ -123,9 +136,10 @@ def _described(plan: Plan, clips: PlacedClips) -> pa.Table:
 
 
 def score_columns(built: BuiltStage) -> list[str]:
-    """The single-valued columns of a clip stage's own."""
+    """The single-valued columns of a clip stage's own; of a row with an array those that say how good it is."""
     head = {"item_key", "input_digest", "video_key", "stream", "clip_key"}
-    return [f.name for f in built.stage.schema() if f.name not in head and not pa.types.is_nested(f.type)]
+    names = [f.name for f in built.stage.schema() if f.name not in head and not pa.types.is_nested(f.type)]
+    return [n for n in names if n in ARRAY_SCORES] if built.stage.column() else names
 
 
 def _meets(stage: str, where: str, table: pa.Table) -> pa.Array:
@@ -240,7 +254,8 @@ def missing_on(
                 rate = Fraction(payloads[of]["fps_num"], payloads[of]["fps_den"])
                 raise RecipeError(f"stage {built.key!r}: its rate {fps} does not divide the payload's {rate} frames/s")
             ref, wanted = found
-            yield ClipItem(key, input_digest, row["video_key"], row["stream"], ref, tuple(wanted))
+            most = built.stage.grid_frames  # type: ignore[attr-defined]
+            yield ClipItem(key, input_digest, row["video_key"], row["stream"], ref, tuple(wanted)[:most])
 
 
 def _batches(at: np.ndarray) -> Iterator[pa.Array]:

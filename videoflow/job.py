@@ -11,29 +11,27 @@ from typing import Any
 
 import numpy as np
 
-from videoflow.chosen import published, score_columns
+from videoflow.chosen import published
 from videoflow.dataset.assemble import version_table
 from videoflow.dataset.catalog import Catalog, check_name
 from videoflow.dataset.payloads import with_payloads
 from videoflow.dataset.placed import PlacedClips, no_clips
+from videoflow.dataset.products import clip_products, with_arrays
 from videoflow.dataset.publish import publish, split_of
 from videoflow.dataset.sound import sound_scores, with_audio
 from videoflow.dataset.version import Version
 from videoflow.errors import EXIT_QUARANTINED, SourceError, first_line
 from videoflow.execute import Execution, JobOptions, JobSummary, Progress
+from videoflow.fitting import fitted
+from videoflow.forecast import video_states
 from videoflow.identify import Identified, identify
 from videoflow.jobrecord import CANCELLED, FINISHED, STOPPED, JobRecord, describe, new_job_id, shown_recipe
 from videoflow.plan import AUDIO, CLIPS, FRAMES, SOUND, Plan
 from videoflow.recipe import BuiltStage, Recipe
 from videoflow.sources import NO_VIDEO, Scan, scan
-from videoflow.stage import SourceStage
 from videoflow.store.layout import Root
-from videoflow.store.reader import PART, ROW_ID, rows_of
 from videoflow.telemetry.watch import JobWatch
 from videoflow.unit import UnitReport, engine_path
-
-#: Rows of a clip stage that are Python objects at once.
-ROWS_AT_ONCE = 10_000
 
 
 class Job:
@@ -118,13 +116,13 @@ class Job:
                 execution.rows(b)
             clips = plan.clips() if plan.named(CLIPS) and plan.named(FRAMES) else no_clips(catalog.root)
             for b in plan.clip_stages:
-                execution.clips(b, clips)
+                execution.clips(fitted(plan, b, clips, self._progress), clips)
         self._finish(catalog, plan, clips, identified)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _finish(self, catalog: Catalog, plan: Plan, clips: PlacedClips, identified: Identified) -> None:
-        states = plan.video_states(clips)
+        states = video_states(plan, clips)
         s = self.summary
         s.videos = len(plan.videos) + len(identified.unreadable)
         s.done, s.filtered, s.pending = states["done"], states["filtered"], states["pending"]
@@ -148,16 +146,14 @@ class Job:
             k: split_of(k if by == "video" else str(v.metadata.get(by, k)), plan.recipe.split)
             for k, v in plan.videos.items()
         }
-        embeddings, scores = _clip_products(plan, clips)
-        scores |= _sound_scores(plan, clips)
+        made = clip_products(plan, clips)
+        scores = made.scores | _sound_scores(plan, clips)
         batches = plan.clip_objects(clips, np.ones(len(clips), bool))
-        table = version_table(batches, sources=sources, splits=splits, embeddings=embeddings, scores=scores)
-        tables = {FRAMES: list(plan.parts(_required(plan, FRAMES)))}
+        table = version_table(batches, sources=sources, splits=splits, embeddings=made.embeddings, scores=scores)
+        table = with_arrays(table, made.arrays)
+        tables = {FRAMES: list(plan.parts(_required(plan, FRAMES))), **made.tables}
         if (found := published(plan, clips)) is not None:
             table, tables["payload"] = with_payloads(table, found[1]), list(plan.parts(found[0]))
-        embed = next((b for b in plan.clip_stages if b.table == "embeddings"), None)
-        if embed:
-            tables["embeddings"] = list(plan.parts(embed))
         if audio := plan.named(AUDIO):
             tables[AUDIO] = list(plan.parts(audio))
             p, items = audio.stage.params, {k: plan.pass_key(audio, k) for k in plan.keys}
@@ -230,27 +226,3 @@ def _sound_scores(plan: Plan, clips: PlacedClips) -> dict[str, dict[str, Any]]:
     keys = zip(plan.keys, plan.items(built).keys.to_pylist(), strict=True)
     scores = sound_scores(clips.table, plan.root, plan.parts(built), {k: item for k, item in keys if item})
     return {f"{built.key}_{name}": dict(values) for name, values in scores.items()}
-
-
-def _clip_products(plan: Plan, clips: PlacedClips) -> tuple[dict[str, tuple[int, int]], dict[str, dict[str, Any]]]:
-    """What clip stages made: embedding rows by clip key, and scalar columns of other stages as ``<key>_<column>``."""
-    embeddings: dict[str, tuple[int, int]] = {}
-    scores: dict[str, dict[str, Any]] = {}
-    embedded = False
-    for b in (b for b in plan.clip_stages if not isinstance(b.stage, SourceStage)):
-        item_keys = plan.clip_items(b, clips).keys.to_pylist()
-        keys = dict(zip(item_keys, clips.table["clip_key"].to_pylist(), strict=True))
-        keys.pop(None, None)  # clips without a payload have no item of a stage on it
-        scalars = score_columns(b)
-        table = rows_of(plan.root, plan.parts(b), keys, columns=scalars, with_row_ids=True) if keys else None
-        if table is None:
-            continue
-        for row in (row for batch in table.to_batches(ROWS_AT_ONCE) for row in batch.to_pylist()):
-            clip = keys[row["item_key"]]
-            if b.table == "embeddings" and not embedded:
-                embeddings[clip] = (row[PART], row[ROW_ID])
-            for name in scalars:
-                if b.table != "embeddings":
-                    scores.setdefault(f"{b.key}_{name}", {})[clip] = row[name]
-        embedded = embedded or b.table == "embeddings"
-    return embeddings, scores

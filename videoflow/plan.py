@@ -10,7 +10,6 @@ Everything is asked for all videos (or clips) at once: keys and answers are colu
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -19,19 +18,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from videoflow.chosen import keys_of, missing_on, source_of
 from videoflow.dataset.assemble import CachedClip, distinct_frames
 from videoflow.dataset.placed import PlacedClips, placed_clips
 from videoflow.errors import MOVED_UNDER_THE_JOB, RecipeError
 from videoflow.fingerprint import clip_item_keys, pass_item_key, video_item_key
+from videoflow.fitting import settled
 from videoflow.keys import digest
 from videoflow.recipe import PROBE, BuiltStage, Recipe
 from videoflow.stage import ClipStage, PassConsumer, SourceStage, VideoStage
 from videoflow.store.layout import Root, part_path
 from videoflow.store.ledger import ItemResult, Ledger
-from videoflow.store.states import FILTERED, NOWHERE, QUARANTINED, LedgerRow, States
+from videoflow.store.states import NOWHERE, QUARANTINED, LedgerRow, States
 from videoflow.store.writer import parts_of
 from videoflow.timeline import divisor_step
 from videoflow.unit import ClipItem, DecodeItem, RowsItem
@@ -89,7 +88,7 @@ class Plan:
     ) -> None:
         self.root = root
         self.recipe = recipe
-        self.built = tuple(built)
+        self.built = settled(root, built)
         self.videos = {v.video_key: v for v in videos}
         self.keys = tuple(self.videos)
         self.ledger = ledger
@@ -114,6 +113,11 @@ class Plan:
                 self._states[b.key] = states.without(gone)
         self._items.clear()
 
+    def replace(self, built: BuiltStage) -> None:
+        """Take another form of a stage, by its key in the recipe."""
+        self.built = tuple(built if b.key == built.key else b for b in self.built)
+        self.refresh(built.key)
+
     def _rows(self, built: BuiltStage, positions: np.ndarray) -> list[LedgerRow]:
         """Whole answers at some positions of a stage's states, which are few, in their order."""
         keys = self._states[built.key].taken(positions, "item_key").to_pylist()
@@ -128,9 +132,10 @@ class Plan:
 
     def unread(self, built: BuiltStage) -> list[LedgerRow]:
         """Results of a pass whose source was moved under the job: nothing about the content they are keyed by."""
-        if not isinstance(built.stage, PassConsumer):
+        states = self._states[built.key]
+        if not isinstance(built.stage, (PassConsumer, SourceStage)):
             return []
-        states, found = self._states[built.key], self.items(built).found
+        found = self.items(built).found if isinstance(built.stage, PassConsumer) else np.arange(len(states))
         bad = self._rows(built, found[states.is_state(QUARANTINED)[found]])
         return [r for r in bad if (r.message or "").startswith(MOVED_UNDER_THE_JOB)]
 
@@ -186,7 +191,8 @@ class Plan:
 
     def _rows_items(self, built: BuiltStage) -> StageItems:
         """No item while an input is missing, or where one that is required is quarantined."""
-        exists = np.ones(len(self.keys), bool)
+        assert isinstance(built.stage, VideoStage)
+        exists = np.ones(len(self.keys), bool) if built.stage.inputs else ~self.unusable()
         digests: list[tuple[str, list[str | None]]] = []
         for name, source in self._inputs(built):
             items, states = self.items(source), self._states[source.key]
@@ -197,8 +203,9 @@ class Plan:
             usable = np.where(bad, NOWHERE, items.found)
             digests.append((name, states.taken(usable, "output_digest").to_pylist()))
         digests.sort()
+        told = [built.stage.told(v.metadata) for v in self.videos.values()]
         inputs = _column(
-            digest([[n, d[i]] for n, d in digests if d[i] is not None]) if there else None
+            digest([[n, d[i]] for n, d in digests if d[i] is not None], *told[i]) if there else None
             for i, there in enumerate(exists.tolist())
         )
         keys = _column(
@@ -212,6 +219,7 @@ class Plan:
 
     def rows_items(self, built: BuiltStage, which: np.ndarray) -> list[RowsItem]:
         """Items of a VideoStage at some videos (a mask)."""
+        assert isinstance(built.stage, VideoStage)
         items = self.items(built)
         at = np.flatnonzero(which & items.exists)
         columns = []
@@ -224,7 +232,8 @@ class Plan:
         for i, video in enumerate(at.tolist()):
             read = {name: values[i] for name, values, usable in columns if usable[i]}
             v = self.videos[self.keys[video]]
-            found.append(RowsItem(keys[i], inputs[i], v.video_key, read, v.intervals))
+            told: dict[str, Any] = dict(*built.stage.told(v.metadata))
+            found.append(RowsItem(keys[i], inputs[i], v.video_key, read, v.intervals, told))
         return found
 
     # -- the decode pass ---------------------------------------------------------------------------------------------
@@ -333,45 +342,16 @@ class Plan:
         if (source_stage := source_of(self, built)) is not None:
             yield from missing_on(self, built, source_stage, clips, items)
             return
-        step = self.clip_step(built, clips.rate)
+        assert isinstance(built.stage, ClipStage)
+        step, most = self.clip_step(built, clips.rate), built.stage.grid_frames
         at = pa.array(np.flatnonzero(items.missing))
         keys = zip(_values(items.keys.take(at)), _values(items.inputs.take(at)), strict=True)
         for batch in self.clip_objects(clips, items.missing):
             for c in batch:
                 key, source = next(keys)
-                wanted = distinct_frames(c, c.indices[::step])
+                grid = c.indices[::step]
+                wanted = distinct_frames(c, grid) if most is None else tuple(grid[:most])
                 yield ClipItem(key, source, c.row["video_key"], c.row["stream"], c.ref, wanted)
-
-    # -- how videos ended --------------------------------------------------------------------------------------------
-
-    def video_states(self, clips: PlacedClips) -> Counter[str]:
-        """done | filtered | quarantined | pending, by video. A video is done when every stage of it and its clips
-        ended.
-        """
-        unusable = self.unusable()
-        pending, bad, filtered = (np.zeros(len(self.keys), bool) for _ in range(3))
-        for b in [*self.consumers, *self.row_stages]:
-            items = self.items(b)
-            counts = ~unusable & (items.exists | ~bad)  # without an item because an input is bad: nothing to wait for
-            pending |= counts & (items.found == NOWHERE)
-            bad |= counts & self.has_state(b, items, QUARANTINED)
-            filtered |= counts & self.has_state(b, items, FILTERED)
-        bad |= unusable
-        if len(clips) and self.clip_stages:
-            videos = pc.index_in(clips.table["video_key"], value_set=pa.array(self.keys, pa.string()))
-            videos = np.asarray(videos, np.int64)
-        for b in self.clip_stages if len(clips) else ():
-            items = self.clip_items(b, clips)  # a filtered clip does not filter its video
-            pending[videos[items.missing]] = True
-            bad[videos[self.has_state(b, items, QUARANTINED)]] = True
-        return Counter(
-            {
-                "pending": int(pending.sum()),
-                QUARANTINED: int((bad & ~pending).sum()),
-                FILTERED: int((filtered & ~bad & ~pending).sum()),
-                "done": int((~filtered & ~bad & ~pending).sum()),
-            }
-        )
 
 
 def _column(values: Iterable[str | None]) -> pa.Array:

@@ -13,8 +13,9 @@ from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from videoflow.errors import RecipeError, nearest
+from videoflow.find import load_object
 from videoflow.loader.reader import ClipRef
-from videoflow.stage import Stage, VideoHeader, load_object
+from videoflow.stage import Stage, VideoHeader
 from videoflow.store.commit import UnitRecord
 from videoflow.store.layout import Root
 from videoflow.store.writer import Target
@@ -107,13 +108,14 @@ class JoinItem:
 
 @dataclass(frozen=True)
 class RowsItem:
-    """A video whose rows a VideoStage works on; ``inputs``: item key by input stage name."""
+    """A video whose rows (and metadata) a VideoStage works on; ``inputs``: item key by input stage name."""
 
     item_key: str
     input_digest: str
     video_key: str
     inputs: dict[str, str]
     intervals: tuple[tuple[Fraction, Fraction], ...] = ()
+    metadata: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

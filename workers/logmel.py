@@ -70,7 +70,7 @@ class LogMel(PassConsumer):
     def setup(self) -> None:
         """Raises MissingExtra where the library is not installed."""
         if importlib.util.find_spec(PACKAGE) is None:
-            raise MissingExtra(PACKAGE, needed_for="stage logmel", extra="logmel")
+            raise MissingExtra(PACKAGE, needed_for="stage logmel", extra="transformers")
         p, self._lib = self.params, importlib.import_module(f"{PACKAGE}.audio_utils")
         self._filters = self._lib.mel_filter_bank(
             1 + p.n_fft // 2, p.bins, 0.0, p.rate / 2, p.rate, norm="slaney", mel_scale="slaney"

@@ -179,7 +179,8 @@ class UnitRunner:
             assert isinstance(item, RowsItem)
             mine = {name: inputs[name].get(key, []) for name, key in item.inputs.items()}
             try:
-                product = live.process(Item(item.video_key, mine, item.intervals, blobs.of(item.video_key, mine)))
+                blobs_of = blobs.of(item.video_key, mine)
+                product = live.process(Item(item.video_key, mine, item.intervals, blobs_of, item.metadata))
             except MediaError as e:
                 results.append(quarantined(item.item_key, item.video_key, item.input_digest, e))
                 continue

@@ -19,11 +19,11 @@ from videoflow.dataset.version import Version
 from videoflow.errors import SystemFailure
 from videoflow.keys import digest
 from videoflow.store.layout import version_dir
-from videoflow.store.schemas import FORMAT_NUMBER
+from videoflow.store.schemas import ARRAY_REF, BLOB_REF, FORMAT_NUMBER, PAYLOAD_REF, ROW_REF, SOUND_REF
 from videoflow.store.writer import write_new_table
 
-#: Where bytes lie is no content: columns that two equal versions may differ in.
-_PLACES = ("frames", "embedding", "payload", "audio")
+#: Where bytes lie is no content: two equal versions may differ in columns of these types.
+_PLACES = (pa.list_(BLOB_REF), pa.list_(SOUND_REF), ROW_REF, ARRAY_REF, PAYLOAD_REF)
 
 
 def split_of(group: str, shares: dict[str, float]) -> str:
@@ -40,11 +40,15 @@ def split_of(group: str, shares: dict[str, float]) -> str:
 
 def content_digest(table: pa.Table, fingerprints: dict[str, str]) -> str:
     """Digest of a version's rows and of what computed them, without the places of bytes."""
-    light = table.drop_columns([c for c in _PLACES if c in table.column_names])
+    light = table.drop_columns(_places(table))
     if "payload" in table.column_names:  # which clips have one, and of what
         light = light.append_column("payload", pc.struct_field(table["payload"], "digest"))
     rows = [digest(_told(batch.to_pydict())) for batch in light.to_batches(max_chunksize=1000)]
     return digest("version", light.column_names, rows, fingerprints)
+
+
+def _places(table: pa.Table) -> list[str]:
+    return [f.name for f in table.schema if f.type in _PLACES]
 
 
 def _told(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -67,8 +71,7 @@ def publish(
     published = [v for v in catalog.versions(name) if v.number in numbers]
     if published and published[-1].digest == content:
         newest = catalog.version(published[-1].id)
-        places = [c for c in _PLACES if c in table.column_names]
-        if newest.clips(columns=places).equals(table.select(places)):
+        if newest.clips(columns=_places(table)).equals(table.select(_places(table))):
             return newest, False
         # Same content in other places: the cache was lost and made again, so the old references lead nowhere.
     root, number = catalog.root, (numbers[-1] if numbers else 0) + 1

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from videoflow.loader.attached import ArrayColumn, ArraysRead
 from videoflow.loader.embeddings import EmbeddingReader
 from videoflow.loader.engine import DecodeEngine, refuse_mixed_sizes
 from videoflow.loader.order import Order
@@ -31,24 +32,27 @@ class BatchPlan:
     Attributes:
         rows: int64 (n,), rows of the version; n < num_slots in a padded tail.
         num_slots: b = batch_size / world_size.
-        num_frames: T, the same on every rank.
+        num_frames: T, the same on every rank; 0 if no pictures were asked for.
         size: (H, W) of the batch, the same on every rank.
+        shapes: of an array of each column of arrays, the same on every rank.
     """
 
     rows: np.ndarray
     num_slots: int
     num_frames: int
     size: tuple[int, int]
+    shapes: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
 class BatchRead:
-    """A plan with its encoded frames and embeddings, float32 (n, D) or None."""
+    """A plan with its encoded frames, embeddings, float32 (n, D) or None, and arrays by column."""
 
     plan: BatchPlan
     clips: list[EncodedClip]
     embeddings: np.ndarray | None
     sounds: list[ClipSound]
+    arrays: tuple[ArraysRead, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class BatchMaker:
     Args:
         rows, sampling, order: the version's rows, what is taken of each, and in which order.
         reader, embeddings, engine: where frames and vectors come from and what decodes them; ``embeddings`` None: not
-            asked for.
+            asked for. arrays: the columns of arrays.
         size, fit: see ``DecodeEngine.decode``.
         rank, world_size: this rank takes slots [rank·B/world_size, (rank + 1)·B/world_size).
         device: where the batch's tensors go, None for the CPU.
@@ -82,6 +86,7 @@ class BatchMaker:
         order: Order,
         reader: ClipReader,
         embeddings: EmbeddingReader | None,
+        arrays: Sequence[ArrayColumn],
         engine: DecodeEngine,
         size: tuple[int, int] | None,
         fit: str,
@@ -94,6 +99,7 @@ class BatchMaker:
         self._rows, self._sampling, self._order = rows, sampling, order
         self._reader, self._embeddings, self._engine = reader, embeddings, engine
         self._size, self._fit = size, fit
+        self._arrays = tuple(arrays)
         self._num_slots = order.batch_size // world_size
         self._rank = rank
         self._device, self._sound = device, sound
@@ -103,25 +109,28 @@ class BatchMaker:
     def plan(self, at: tuple[int, int]) -> BatchPlan:
         """Choose the rows of (epoch, step)."""
         everyones = self._sampling.kept[self._order.batch(*at).items]
-        size = self._size
+        mine = everyones[self._rank * self._num_slots : (self._rank + 1) * self._num_slots]
+        num_frames = int(self._sampling.num_frames[everyones].max())
+        shapes = tuple(a.shape(everyones) for a in self._arrays)
+        size = self._size or ((0, 0) if not num_frames else None)
         if size is None:
             sizes = {(int(h), int(w)) for h, w in np.unique(self._rows.sizes[everyones], axis=0)}
             refuse_mixed_sizes(sizes)
             size = sizes.pop()
-        mine = everyones[self._rank * self._num_slots : (self._rank + 1) * self._num_slots]
-        return BatchPlan(mine, self._num_slots, int(self._sampling.num_frames[everyones].max()), size)
+        return BatchPlan(mine, self._num_slots, num_frames, size, shapes)
 
     def read(self, plan: BatchPlan) -> BatchRead:
-        """Fetch encoded frames and vectors. Raises BadSample or SystemFailure."""
-        refs = self._rows.clip_refs(plan.rows)
+        """Fetch encoded frames, vectors and arrays. Raises BadSample or SystemFailure."""
+        arrays = tuple(a.read(plan.rows) for a in self._arrays)
+        refs = self._rows.clip_refs(plan.rows) if plan.num_frames else []
         first_grid = self._rows.ints["first_grid"]
         wanted = [self._sampling.grid_indices(int(row), int(first_grid[row])).tolist() for row in plan.rows]
         clips = self._reader.read(refs, wanted, num_frames=plan.num_frames) if refs else []
         vectors = None
-        if self._embeddings is not None and refs:
-            vectors = self._embeddings.read([r.clip_key for r in refs], *self._rows.embedding_refs(plan.rows))
+        if self._embeddings is not None and len(plan.rows):
+            vectors = self._embeddings.read(self._rows.keys(plan.rows), *self._rows.embedding_refs(plan.rows))
         sounds = self._sound.read(plan.rows.tolist(), clips, refs) if self._sound is not None else []
-        return BatchRead(plan, clips, vectors, sounds)
+        return BatchRead(plan, clips, vectors, sounds, arrays)
 
     def decode(self, read: BatchRead) -> BatchDecoded:
         """Make pictures and sound. Raises BadSample."""
@@ -135,19 +144,16 @@ class BatchMaker:
         """Hand over to torch and to the device; fill up a padded tail."""
         import torch
 
-        plan, clips = decoded.read.plan, decoded.read.clips
-        num_padded = plan.num_slots - len(clips)
-        no_frames = np.zeros((0, plan.num_frames))
+        plan = decoded.read.plan
+        num_padded = plan.num_slots - len(plan.rows)
         batch: Batch = {
-            "video": self._video(decoded),
-            "pts_seconds": _padded(np.stack([c.pts_seconds for c in clips]) if clips else no_frames, num_padded),
-            "frame_valid": _padded(
-                np.array([c.frame_valid for c in clips], dtype=bool) if clips else no_frames.astype(bool), num_padded
-            ),
-            "valid": np.arange(plan.num_slots) < len(clips),
-            "clip_key": [c.clip_key for c in clips] + [""] * num_padded,
+            **(self._pictures(decoded) if plan.num_frames else {}),
+            "valid": np.arange(plan.num_slots) < len(plan.rows),
+            "clip_key": self._rows.keys(plan.rows) + [""] * num_padded,
             "position": _padded(self._rows.ints["position"][plan.rows], num_padded, fill=-1),
         }
+        for arrays, read, shape in zip(self._arrays, decoded.read.arrays, plan.shapes, strict=True):
+            batch |= arrays.tensors(read, shape, plan.num_slots)
         batch |= {name: _padded(values, num_padded) for name, values in decoded.sound.items()}
         if self._embeddings is not None:
             vectors = decoded.read.embeddings
@@ -163,6 +169,18 @@ class BatchMaker:
     def transform(self, batch: Batch) -> Batch:
         """The user's own last step."""
         return batch if self._transform is None else self._transform(batch)
+
+    def _pictures(self, decoded: BatchDecoded) -> Batch:
+        plan, clips = decoded.read.plan, decoded.read.clips
+        num_padded = plan.num_slots - len(clips)
+        no_frames = np.zeros((0, plan.num_frames))
+        return {
+            "video": self._video(decoded),
+            "pts_seconds": _padded(np.stack([c.pts_seconds for c in clips]) if clips else no_frames, num_padded),
+            "frame_valid": _padded(
+                np.array([c.frame_valid for c in clips], dtype=bool) if clips else no_frames.astype(bool), num_padded
+            ),
+        }
 
     def _video(self, decoded: BatchDecoded) -> Any:
         import torch

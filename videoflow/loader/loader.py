@@ -17,6 +17,7 @@ import numpy as np
 
 from videoflow.errors import LoaderError
 from videoflow.loader.ahead import ReadAhead
+from videoflow.loader.attached import ArrayColumn
 from videoflow.loader.batches import Batch, BatchMaker
 from videoflow.loader.embeddings import EmbeddingReader
 from videoflow.loader.engine import make_engine, refuse_mixed_sizes
@@ -28,8 +29,7 @@ from videoflow.loader.payload_rows import choose_rows, engine_name
 from videoflow.loader.placing import check_device, find_rank
 from videoflow.loader.reader import ClipReader, VersionSource
 from videoflow.loader.report import LoaderReport
-from videoflow.loader.rows import EMBEDDING, PAYLOAD, VersionRows
-from videoflow.loader.sampling import FrameCount, parse_fps, sample_clips
+from videoflow.loader.rows import EMBEDDING, PAYLOAD, VersionRows, sample_rows
 from videoflow.loader.sound import SoundReader
 from videoflow.loader.state import LoaderConfig, LoaderState
 from videoflow.telemetry.spans import STAGES, SpanRing
@@ -45,6 +45,7 @@ class Loader:
             world size.
         frames: frames of a sample: a number, or ``"1+8k"`` for the largest such count that fits each clip (a batch then
             has the largest count among its clips, on all ranks, and shorter ones are padded).
+        video: False for a loader that reads no pictures, only ``columns``; leave out ``frames``, ``fps`` and ``size``.
         fps: frames a second; must divide the rate of the cache. None: the cache's own.
         size: S for S×S, (height, width), or None for the cached size.
         fit: ``"crop"`` | ``"pad"`` | ``"stretch"``: how pictures of another shape go into ``size``.
@@ -60,7 +61,8 @@ class Loader:
         device: where tensors go: None for the CPU, or like ``"cuda:0"``.
         engine: ``"auto"`` | ``"cpu"`` | ``"dali"``.
         rank, world_size: from torch.distributed if it is initialised, else 0 of 1.
-        columns: further columns of the version for each batch; ``"embedding"`` brings the clips' vectors.
+        columns: further columns of the version for each batch; ``"embedding"`` brings the clips' vectors,
+            ``"tokens"``, ``"latents"``, ``"text_embedding"`` and ``"text_ids"`` what those stages made of them.
         audio: True brings the sound of the delivered frames (of a version whose recipe has the stage audio).
         allow_uneven: take a rate that does not divide the cache's; each frame is then the last cached one at or before
             its time.
@@ -79,7 +81,11 @@ class Loader:
         of str · ``position`` int64 (b,), the clip's position in the version · the asked columns: ``embedding`` float32
         (b, D), numbers as tensors, text as lists · with ``audio``: ``audio`` float32 (b, C, N), as long as T frames,
         ``audio_start_seconds`` float64 (b,), the stream time of its first sample (that of the first frame), and
-        ``audio_valid`` bool (b, N), False where the clip has no sound: there it is zero.
+        ``audio_valid`` bool (b, N), False where the clip has no sound: there it is zero. Arrays of clips are padded
+        with zeros to the largest of the global batch, with a mask of what is real: ``tokens`` int32 (b, [levels,] t, h,
+        w) and ``tokens_valid`` bool (b, t, h, w) · ``latents`` (b, channels, t, h, w) as they were stored and
+        ``latents_valid`` · ``text_embedding`` (b, L, D) or ``text_ids`` int32 (b, L) and ``text_mask`` bool (b, L).
+        With ``video=False`` there are no ``video``, ``pts_seconds`` and ``frame_valid``.
 
     Iterating starts the threads and goes through the epochs without a pause; a loop that was left goes on where it
     stood.
@@ -95,7 +101,8 @@ class Loader:
         version: VersionSource,
         *,
         batch_size: int,
-        frames: int | str,
+        frames: int | str | None = None,
+        video: bool = True,
         fps: object = None,
         size: int | tuple[int, int] | None = None,
         fit: str = "crop",
@@ -124,6 +131,7 @@ class Loader:
         options = LoaderOptions.checked(
             batch_size=batch_size,
             frames=frames,
+            video=video,
             fps=fps,
             size=size,
             fit=fit,
@@ -163,7 +171,8 @@ class Loader:
             size=config.size or tuple(self._rows.sizes[self._sampling.kept].max(axis=0).tolist()),
         )
         engine = make_payload_engine if engine_name(self._rows) == H264 else make_engine
-        self._take_engine(engine(options.engine, device=device, threads=options.threads))
+        wanted = options.engine if config.frames else "cpu"
+        self._take_engine(engine(wanted, device=device, threads=options.threads))
         placing = {"rank": rank, "world_size": world_size, "device": device, "transform": options.transform}
         maker = self._maker(version, config, **placing)
         self._steps = [(stage, getattr(maker, stage)) for stage in STAGES if stage != "queue"]
@@ -173,16 +182,7 @@ class Loader:
         """The version's rows, which of them make samples, and in which order; the config with its source settled."""
         self._rows, source = choose_rows(version, config)
         config = replace(config, source=source)
-        ints = self._rows.ints
-        self._sampling = sample_clips(
-            grid_count=ints["grid_count"],
-            cache_fps=(ints["cache_fps_num"], ints["cache_fps_den"]),
-            frames=FrameCount.parse(config.frames),
-            fps=parse_fps(config.fps),
-            short=config.short,
-            allow_uneven=config.allow_uneven,
-            clip_keys=self._rows.clip_keys,
-        )
+        self._sampling = sample_rows(self._rows, config)
         num_clips = len(self._sampling.kept)
         self._order = Order(num_clips, config.batch_size, config.seed, config.shuffle, config.tail)
         if not self._order.steps_per_epoch:
@@ -192,7 +192,7 @@ class Loader:
                 f"{num_clips} clips{left_out} fill no batch of {config.batch_size}; use a smaller batch_size, or "
                 "tail='pad' if there are any"
             )
-        if config.size is None:
+        if config.size is None and config.frames:
             _check_sizes(self._rows.sizes[self._sampling.kept], config)
         return config
 
@@ -215,6 +215,7 @@ class Loader:
             order=self._order,
             reader=(PayloadReader if config.source == PAYLOAD else ClipReader)(version.tables[config.source], options),
             embeddings=EmbeddingReader(version.tables["embeddings"], options) if EMBEDDING in config.columns else None,
+            arrays=[ArrayColumn(refs, version.tables[refs.name], options) for refs in self._rows.arrays],
             engine=self._engine,
             size=config.size,
             fit=config.fit,

@@ -49,6 +49,7 @@ class LoaderOptions:
         *,
         batch_size: object,
         frames: object,
+        video: object,
         fps: object,
         size: object,
         fit: object,
@@ -80,10 +81,13 @@ class LoaderOptions:
             raise LoaderError(f"bad_samples={bad_samples!r} is not there yet; only 'error' is")
         if transform is not None and not callable(transform):
             raise _refused("transform", transform, "None, or a function from batch to batch")
+        has_video = flag("video", video)
+        if not has_video and not (frames is None and fps is None and size is None and audio is False):
+            raise LoaderError("video=False delivers no pictures: leave out frames=, fps=, size= and audio=")
         rate = parse_fps(fps)
         config = LoaderConfig(
             batch_size=whole("batch_size", batch_size, least=1),
-            frames=FrameCount.parse(frames).option,
+            frames=FrameCount.parse(frames).option if has_video else 0,
             fps=None if rate is None else str(rate),
             size=parse_size(size),
             fit=word("fit", fit, FITS),

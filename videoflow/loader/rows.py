@@ -14,9 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from videoflow.errors import LoaderError, SystemFailure, shown
+from videoflow.loader.attached import ArrayRefs, is_array
 from videoflow.loader.reader import BlobRef, ClipRef, VersionSource
+from videoflow.loader.sampling import FrameCount, Sampling, parse_fps, sample_clips, without_frames
 from videoflow.loader.sound import COLUMNS as SOUND_COLUMNS
 from videoflow.loader.sound import SoundRows, check_audio
+from videoflow.loader.state import LoaderConfig
 from videoflow.persist import told
 from videoflow.store.damage import is_panic
 from videoflow.timeline import Grid
@@ -39,6 +42,8 @@ BATCH_NAMES = frozenset(
     | {"audio", "audio_valid", "audio_start_seconds"}
 )
 EMBEDDING, PAYLOAD = "embedding", "payload"
+#: Whose an array is: a clip's, or all clips' of a video.
+OWNERS = ("clip_key", "video_key")
 
 
 class VersionRows:
@@ -46,7 +51,7 @@ class VersionRows:
 
     Attributes:
         ints: int64 (n,) by column name, see INTEGERS.
-        scalars: the asked columns as Arrow arrays.
+        scalars: the asked columns as Arrow arrays. arrays: where those of them lie that lead to arrays.
         sound: where their sound lies, if it was asked for.
     """
 
@@ -55,7 +60,10 @@ class VersionRows:
         if np.any(positions[1:] <= positions[:-1]):
             table = table.take(pa.array(np.argsort(positions, kind="stable")))
         self.ints = {name: table[name].to_numpy().astype(np.int64) for name in INTEGERS}
-        self.scalars = {name: table[name].combine_chunks() for name in columns if name != EMBEDDING}
+        arrays = {name for name in columns if is_array(table.schema.field(name).type)}
+        self.scalars = {name: table[name].combine_chunks() for name in columns if name not in {EMBEDDING, *arrays}}
+        owners = {name: table[name].combine_chunks() for name in OWNERS if name in table.column_names}
+        self.arrays = [ArrayRefs(n, table[n].combine_chunks(), owners) for n in columns if n in arrays]
         self._keys = table["clip_key"].combine_chunks()
         frames = table["frames"].combine_chunks()
         frames = pa.concat_arrays(frames.chunks) if isinstance(frames, pa.ChunkedArray) else frames
@@ -124,6 +132,21 @@ def load_rows(
     return VersionRows(load_table(source, split=split, where=where, columns=columns, audio=audio), columns, audio=audio)
 
 
+def sample_rows(rows: VersionRows, config: LoaderConfig) -> Sampling:
+    """What a loader takes of each of its rows: frames, or none where it reads no pictures."""
+    if not config.frames:
+        return without_frames(len(rows))
+    return sample_clips(
+        grid_count=rows.ints["grid_count"],
+        cache_fps=(rows.ints["cache_fps_num"], rows.ints["cache_fps_den"]),
+        frames=FrameCount.parse(config.frames),
+        fps=parse_fps(config.fps),
+        short=config.short,
+        allow_uneven=config.allow_uneven,
+        clip_keys=rows.clip_keys,
+    )
+
+
 def open_version(source: VersionSource) -> Any:
     """The Lance dataset of a version's clips. Raises SystemFailure: it cannot be opened."""
     try:
@@ -160,7 +183,8 @@ def load_table(
     if audio:
         check_audio(dataset.schema.names, source.id)
     sound = SOUND_COLUMNS if audio else ()
-    wanted = list(dict.fromkeys([*INTEGERS, "clip_key", "frames", *columns, *more, *sound]))
+    owners = OWNERS if any(is_array(dataset.schema.field(name).type) for name in columns) else ()
+    wanted = list(dict.fromkeys([*INTEGERS, "clip_key", "frames", *columns, *more, *sound, *owners]))
     conditions = [f"({where})"] if where else []
     if split is not None:
         conditions.append("split = '" + split.replace("'", "''") + "'")
@@ -197,7 +221,7 @@ def _splits_of(dataset: Any, split: str | None) -> str:
 
 def check_columns(columns: Sequence[str], schema: pa.Schema, source: VersionSource) -> None:
     """Raises LoaderError for columns that a batch cannot carry."""
-    fit = [f.name for f in schema if f.name not in BATCH_NAMES and (_is_scalar(f.type) or f.name == EMBEDDING)]
+    fit = [f.name for f in schema if f.name not in BATCH_NAMES and _is_deliverable(f)]
     for name in columns:
         if name in BATCH_NAMES:
             raise LoaderError(f"columns: {name!r} is in every batch already; leave it out")
@@ -212,6 +236,9 @@ def check_columns(columns: Sequence[str], schema: pa.Schema, source: VersionSour
         )
 
 
-def _is_scalar(dtype: pa.DataType) -> bool:
+def _is_deliverable(field: pa.Field) -> bool:
+    dtype = field.type
+    if field.name == EMBEDDING or is_array(dtype):
+        return True
     kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string)
     return any(is_kind(dtype) for is_kind in kinds)

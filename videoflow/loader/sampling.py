@@ -174,6 +174,12 @@ def sample_clips(
     )
 
 
+def without_frames(num_clips: int) -> Sampling:
+    """All clips, and no frame of any."""
+    none, ones = np.zeros(num_clips, np.int64), np.ones(num_clips, np.int64)
+    return Sampling(np.arange(num_clips), none, none, (ones, ones), num_short=0, num_empty=0)
+
+
 def _check_count(frames: FrameCount, available: np.ndarray) -> None:
     """Raises LoaderError for a count that only repeated frames could fill, or that no memory holds."""
     longest = int(available.max(initial=0))

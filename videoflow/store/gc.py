@@ -23,6 +23,7 @@ from typing import Any
 
 from videoflow.store.damage import check_record, parsed, reading
 from videoflow.store.layout import (
+    FITS,
     LEDGER,
     SOURCES,
     Root,
@@ -40,7 +41,7 @@ from videoflow.store.writer import open_table
 
 DATA, MANIFEST, STAGING, VERSION, UNFINISHED = "data", "manifest", "staging", "version", "unfinished"
 #: Top-level folders that hold no artifact tables.
-NO_TABLES = frozenset({"staging", "versions", "jobs", LEDGER, SOURCES})
+NO_TABLES = frozenset({"staging", "versions", "jobs", FITS, LEDGER, SOURCES})
 GRACE_DAYS = 7.0
 #: The ledger and the sources are written outside of jobs too, so that no job record protects such a write while it
 #: lasts (seconds): their files are spared this long, whatever the grace time.

@@ -37,6 +37,8 @@ from videoflow.store.s3 import S3Access
 CATALOG_FILE = "catalog.json"
 LEDGER = "ledger.lance"
 SOURCES = "sources.lance"
+#: What stages have learned from the data, see `videoflow.fitting`.
+FITS = "fits"
 _FAIL = object()
 
 
@@ -61,7 +63,7 @@ def version_number(name: str) -> int | None:
     return int(name) if re.fullmatch(r"[1-9][0-9]{0,8}", name) else None
 
 
-_OWN = frozenset({CATALOG_FILE, LEDGER, SOURCES, "staging", "versions", "jobs"})
+_OWN = frozenset({CATALOG_FILE, LEDGER, SOURCES, "staging", "versions", "jobs", FITS})
 
 
 def is_own(root: str, name: str) -> bool:

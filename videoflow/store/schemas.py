@@ -25,6 +25,8 @@ BLOB_REF = pa.struct([("part", pa.int32()), ("row_id", pa.int64()), ("offset", p
 #: A run of samples in an audio table: as BLOB_REF, and which samples they are.
 SOUND_REF = pa.struct([*BLOB_REF, ("first", pa.int64()), ("count", pa.int32())])
 ROW_REF = pa.struct([("part", pa.int32()), ("row_id", pa.int64())])
+#: A row that holds an array (`ARRAY`), and the array's shape, so that a loader knows how large a batch will be.
+ARRAY_REF = pa.struct([("part", pa.int32()), ("row_id", pa.int64()), ("shape", pa.list_(pa.int32()))])
 AUDIO_STREAM = pa.struct(
     [("stream", pa.int32()), ("codec", pa.string()), ("channels", pa.int32()), ("sample_rate", pa.int32())]
 )
@@ -240,6 +242,46 @@ def embeddings(dim: int, dtype: pa.DataType) -> pa.Schema:
     )
 
 
+#: An array in a row: ``data`` is its bytes, little-endian, in C order; ``dtype`` as numpy spells it, or ``bfloat16``.
+ARRAY: list[pa.Field] = [
+    pa.field("shape", pa.list_(pa.int32()), nullable=False),
+    pa.field("dtype", pa.string(), nullable=False),
+    pa.field("data", pa.large_binary(), nullable=False),
+]
+
+#: tokens/<fp>: one row a clip. The array's last three axes are the grid (t, h, w), those before it channels.
+TOKENS = pa.schema(
+    ARTIFACT_HEAD
+    + [
+        pa.field("clip_key", KEY, nullable=False),
+        pa.field("kind", pa.string(), nullable=False),  # ids | latents
+        pa.field("tokenizer", pa.string(), nullable=False),
+        pa.field("tokenizer_digest", KEY, nullable=False),  # of its weights or codebook
+        pa.field("num_frames", pa.int32(), nullable=False),  # frames the array stands for, from the clip's start on
+        pa.field("height", pa.int32(), nullable=False),  # of the pictures that were tokenized
+        pa.field("width", pa.int32(), nullable=False),
+        pa.field("first_us", pa.int64()),  # stream time of the first of these frames and of the last
+        pa.field("last_us", pa.int64()),
+        pa.field("grid", pa.list_(pa.int32()), nullable=False),  # t, h, w
+        *ARRAY,
+        pa.field("psnr", pa.float32()),  # of the reconstruction, null where there is no decoder
+        pa.field("ssim", pa.float32()),
+    ]
+)
+
+#: text/<fp>: one row a video with a caption. The array is (L,) token ids or (L, D) outputs of the encoder.
+TEXT = pa.schema(
+    ARTIFACT_HEAD
+    + [
+        pa.field("text_digest", KEY, nullable=False),  # the text itself stays with the sources
+        pa.field("encoder", pa.string(), nullable=False),
+        pa.field("encoder_digest", KEY, nullable=False),
+        pa.field("num_tokens", pa.int32(), nullable=False),
+        pa.field("truncated", pa.bool_(), nullable=False),
+        *ARRAY,
+    ]
+)
+
 #: One chosen clip a row. ``data``: records as in `FRAMES`, each a JPEG or one H.264 access unit (Annex B, parameter
 #: sets before every keyframe, no reordering: packet i is frame i). Every ``gop`` frames a keyframe begins.
 PAYLOAD = pa.schema(
@@ -312,4 +354,8 @@ VERSION_AUDIO: list[pa.Field] = [
     pa.field("audio_rate", pa.int32()),
     pa.field("audio_channels", pa.int32()),
 ]
-VERSION_RESERVED = frozenset(f.name for f in [*VERSION_HEAD, *POOLED_SCORES, VERSION_PAYLOAD, *VERSION_AUDIO])
+#: Columns that lead to arrays; they follow where a recipe makes them.
+ARRAY_COLUMNS = ("tokens", "latents", "text_embedding", "text_ids")
+VERSION_RESERVED = frozenset(
+    [*(f.name for f in [*VERSION_HEAD, *POOLED_SCORES, VERSION_PAYLOAD, *VERSION_AUDIO]), *ARRAY_COLUMNS]
+)
