@@ -19,6 +19,7 @@ from videoflow import fitting
 from videoflow import recipe as recipes
 from videoflow.dataset.catalog import Catalog
 from videoflow.errors import SystemFailure
+from videoflow.explain import find_subject, verdicts
 from videoflow.forecast import forecast
 from videoflow.plan import Plan
 from videoflow.recipe import Recipe
@@ -94,7 +95,7 @@ def test_the_plan_knows_what_was_learned(videos: Path, tmp_path: Path) -> None:
     sources = catalog.known_sources()
     from videoflow.plan import VideoSource
 
-    found = [VideoSource(r["video_key"], u, u, r["size"], r["stamp"]) for u, r in sources.items()]
+    found = [VideoSource(r.video_key, u, u, r.size or 0, r.stamp or "") for u, r in sources.items()]
     plan = Plan(catalog.root, catalog.ledger, RECIPE, RECIPE.build(), found)
     (told,) = [f for f in forecast(plan) if f.stage == "tokenize"]
     assert (told.cached, told.to_compute, told.grain) == (9, 0, "clip")
@@ -282,6 +283,10 @@ def test_captions_are_encoded_once_and_again_when_they_change(videos: Path, tmp_
     }
     assert refs == {("v0.mp4", 2), ("v1.mp4", 1), ("v2.mp4",)}
     assert run_job(recipe, [manifest], root).is_new_version is False
+    catalog = Catalog.open(root)
+    subject = find_subject(catalog, str(videos / "v1.mp4"))
+    (told,) = [v for v in verdicts(catalog, subject, recipe) if v.stage == "text"]
+    assert (told.cached, told.to_compute) == (1, 0)
 
 
 def test_a_quarantined_video_has_no_text_item(videos: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from videoflow.dataset.catalog import Catalog
 from videoflow.errors import QueryError
 from videoflow.fingerprint import clip_item_key
 from videoflow.history import CLIP, PASS, ROWS, StageHistory, Wanted, grain_of, note_path
-from videoflow.identify import stored_intervals
+from videoflow.identify import stored_intervals, stored_metadata
 from videoflow.keys import KEY_CHARS
 from videoflow.plan import CLIPS, FRAMES, Plan, VideoSource
 from videoflow.recipe import BuiltStage, Recipe
@@ -144,8 +144,8 @@ def verdicts(catalog: Catalog, subject: Subject, recipe: Recipe) -> list[Verdict
     rows = [r for _, r in sorted(catalog.known_sources().items()) if r.video_key == subject.video_key]
     size, stamp = (rows[0].size, rows[0].stamp) if rows else (0, "")
     uri = subject.uris[0] if subject.uris else ""
-    intervals = stored_intervals(rows)
-    video = VideoSource(subject.video_key, uri, uri, size or 0, stamp or "", intervals=intervals)
+    told, intervals = stored_metadata(rows), stored_intervals(rows)
+    video = VideoSource(subject.video_key, uri, uri, size or 0, stamp or "", told, intervals)
     plan = Plan(catalog.root, catalog.ledger, recipe, recipe.build(), [video])
     return [_verdict(plan, b, subject) for b in plan.built]
 

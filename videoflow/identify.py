@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 from blake3 import blake3
 
@@ -147,6 +148,14 @@ def stored_intervals(rows: Iterable[KnownSource]) -> tuple[tuple[Fraction, Fract
         for a, b in json.loads(row.metadata or "{}").get(_INTERVALS, ()):
             found[Fraction(a), Fraction(b)] = None
     return tuple(found)
+
+
+def stored_metadata(rows: Iterable[KnownSource]) -> dict[str, Any]:
+    """What manifests said of one content: of several names, the first one's word counts, as in a run."""
+    found: dict[str, Any] = {}
+    for row in sorted(rows, key=lambda r: r.uri):
+        found = {**json.loads(row.metadata or "{}"), **found}
+    return {name: value for name, value in found.items() if name != _INTERVALS}
 
 
 def _distinct(keyed: Iterable[tuple[SourceFile, str]]) -> tuple[VideoSource, ...]:

@@ -159,6 +159,11 @@ def make_lengths(weights: str | None) -> Any:
     return Lengths()
 
 
+def make_halves(weights: str | None) -> Any:
+    """Another encoder, for tests of fingerprints."""
+    return make_lengths(weights)
+
+
 def test_an_encoder_of_your_own() -> None:
     path = "tests.workers.test_text:make_lengths"
     stage = Text(TextParams(encoder=path, output="embedding"))
