@@ -189,7 +189,7 @@ def fragmented_table(catalog: Catalog, fragments: int) -> Target:
     target = ensure_target(catalog.root, **where)
     row = {"item_key": "0", "input_digest": "0", "video_key": "0", "stream": 0}
     one = write_rows(
-        catalog.root, target, schema, iter([pa.RecordBatch.from_pylist([row], schema=schema)]), expected=1
+        catalog.root, target, schema, lambda: iter([pa.RecordBatch.from_pylist([row], schema=schema)]), expected=1
     )[0]
     dataset = open_table(catalog.root, target.path)
     merged = lance.LanceOperation.Merge(
@@ -267,6 +267,6 @@ def _staged(root: Any, work: StageWork, results: list[ItemResult], rows: list[di
         for f in schema
     ]
     batch = pa.RecordBatch.from_arrays(columns, schema=schema)
-    fragments = write_rows(root, work.target, schema, iter([batch]), expected=len(rows))
+    fragments = write_rows(root, work.target, schema, lambda: iter([batch]), expected=len(rows))
     unit = unit_id(work.target.stage, work.fingerprint, (r.item_key for r in results))
     return stage_unit(root, UnitRecord(unit, work.target, tuple(results), tuple(fragments), job))

@@ -20,9 +20,10 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from videoflow.errors import VideoflowError
+from videoflow.find import find_stage, known_stages
 from videoflow.fingerprint import clip_item_key, components, fingerprint, pass_item_key, video_item_key
 from videoflow.keys import digest
-from videoflow.stage import Stage, find_stage, known_stages
+from videoflow.stage import Stage
 
 pytest.importorskip("torch")
 #: Every parameter that means something: a field that is left out is a place, and what lies there enters by its digest.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import videoflow
-from videoflow.stage import load_object
+from videoflow.find import load_object
 
 REPO = Path(__file__).parent.parent
 

@@ -11,7 +11,8 @@ import pytest
 
 import videoflow
 from tests.jobs import run_job
-from videoflow.errors import RecipeError
+from videoflow.chosen import source_units
+from videoflow.errors import MOVED_UNDER_THE_JOB, MediaError, RecipeError, SystemFailure
 from videoflow.execute import JobSummary
 from videoflow.forecast import forecast
 from videoflow.identify import identify
@@ -19,6 +20,7 @@ from videoflow.keys import clip_order
 from videoflow.plan import Plan
 from videoflow.recipe import Recipe
 from videoflow.sources import scan
+from videoflow.store.commit import Committer
 from videoflow.testing import make_barcode_video
 
 BARCODES, FIRST = {"use": "tests.payload_stages:Barcodes"}, {"use": "tests.payload_stages:FirstNumber"}
@@ -136,7 +138,106 @@ def test_plan_counts_chosen_clips_and_their_seconds(videos: Path, tmp_path: Path
     found = identify(catalog, scan([str(videos)]), job="j")
     by_stage = {f.stage: f for f in forecast(Plan(catalog.root, catalog.ledger, wanted, wanted.build(), found.videos))}
     assert (by_stage["payload"].to_compute, by_stage["payload"].seconds) == (4, 4.0)
+    assert by_stage["payload"].num_bytes == int(4 * 128 * 64 * 30 * 0.16 / 8)
     assert by_stage["barcodes"].to_compute == 0 and 1 <= by_stage["barcodes"].unknown <= 3
     run_job(wanted, [videos], root)
     by_stage = {f.stage: f for f in forecast(Plan(catalog.root, catalog.ledger, wanted, wanted.build(), found.videos))}
     assert [(f.cached, f.to_compute, f.unknown) for f in (by_stage["payload"], by_stage["barcodes"])] == [(4, 0, 0)] * 2
+
+
+def test_rows_do_not_depend_on_how_work_was_cut(videos: Path, tmp_path: Path) -> None:
+    found = []
+    for workers in (1, 3):
+        root = tmp_path / f"by{workers}"
+        run_job(recipe(), [videos], root, workers=workers)
+        found.append({r["clip_key"]: (r["item_key"], r["digest"], r["pts"]) for r in rows(root, "payload")})
+    assert found[0] == found[1] and len(found[0]) == 9
+
+
+def test_what_was_killed_is_made_again_and_nothing_else(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, undisturbed = tmp_path / "cat", tmp_path / "whole"
+    run_job(recipe(), [videos], undisturbed)
+    commit, calls = Committer.commit, list[int]()
+
+    def dies(self: Committer, records: Any) -> Any:
+        if any(r.target.stage == "payload" for r in records):
+            calls.append(1)
+            if len(calls) == 2:  # one unit is committed, the second is staged
+                raise SystemFailure("the power went out")
+        return commit(self, records)
+
+    monkeypatch.setattr(Committer, "commit", dies)
+    with pytest.raises(SystemFailure, match="power"):
+        run_job(recipe(), [videos], root, workers=1)
+    monkeypatch.setattr(Committer, "commit", commit)
+    again = run_job(recipe(), [videos], root, workers=1)
+    assert (again.decoded_videos, again.done) == (0, 3) and again.decoded_intervals <= 2
+    made = [[(r["item_key"], r["digest"]) for r in rows(r, "payload")] for r in (root, undisturbed)]
+    assert sorted(made[0]) == sorted(made[1])
+
+
+def test_units_hold_whole_videos_up_to_a_block(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "cat"
+    run_job(recipe(), [videos], root)
+    catalog, wanted = videoflow.open(root), recipe({"crf": 24})
+    plan = Plan(
+        catalog.root, catalog.ledger, wanted, wanted.build(), identify(catalog, scan([str(videos)]), job="j").videos
+    )
+    built, clips = plan.named("payload"), plan.clips()
+    assert built is not None
+    one = 3 * 128 * 64 * 30 * 0.16 / 8 / 2  # three seconds at half the bits
+    for block, sizes in ((one * 1.5, [2, 1]), (one * 0.5, [1, 1, 1]), (one * 100, [3])):
+        monkeypatch.setattr("videoflow.chosen.BLOCK_BYTES", block)
+        monkeypatch.setattr("videoflow.chosen.UNITS_PER_WORKER", 1)
+        units = source_units(plan, built, clips, plan.clip_items(built, clips), workers=1)
+        held = [[i.video.video_key for i in items] for items in units]
+        assert [len(v) for v in held] == sizes and units.num_clips == 9
+        assert sorted(k for unit in held for k in unit) == sorted(plan.keys)
+
+
+@pytest.mark.timeout(600)
+def test_ray_makes_the_same_payload(videos: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    found = []
+    for engine in ("local", "ray"):
+        root = tmp_path / engine
+        summary = run_job(recipe({"fps": 24}, barcodes=BARCODES), [videos], root, engine=engine)
+        assert (summary.decoded_intervals, summary.quarantined) == (3, 0)
+        tables = [
+            sorted((r["item_key"], str(r.get("digest", r.get("numbers")))) for r in rows(root, t))
+            for t in ("payload", "barcodes")
+        ]
+        found.append(tables)
+    assert found[0] == found[1]
+
+
+def test_a_source_that_was_moved_under_a_job_is_tried_again(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workers import fetch
+
+    root, real = tmp_path / "cat", fetch._check_stamp
+    run_job(Recipe(stages={k: v for k, v in recipe().stages.items() if k != "payload"}), [videos], root)
+
+    def moved(item: Any) -> None:
+        if item.path.endswith("v1.mp4"):
+            raise MediaError("io_error", f"{MOVED_UNDER_THE_JOB}; run again")
+        real(item)
+
+    monkeypatch.setattr(fetch, "_check_stamp", moved)
+    first = run_job(recipe(), [videos], root)
+    assert (first.done, first.quarantined) == (2, 1)
+    monkeypatch.setattr(fetch, "_check_stamp", real)
+    again = run_job(recipe(), [videos], root)
+    assert (again.done, again.quarantined, again.decoded_intervals) == (3, 0, 1)
+
+
+def test_what_a_recipe_with_a_payload_must_have() -> None:
+    with pytest.raises(RecipeError, match="'payload' reads frames, which the recipe does not have"):
+        Recipe(stages={"clips": {"by": "windows"}, "payload": {}}).build()
+    with pytest.raises(RecipeError, match="'barcodes' reads payload, which the recipe does not have"):
+        Recipe(stages={"frames": {}, "clips": {"by": "windows"}, "barcodes": BARCODES}).build()
+    order = [b.key for b in recipe(barcodes=BARCODES, first=FIRST).build()]
+    assert order.index("first") < order.index("payload") < order.index("barcodes")

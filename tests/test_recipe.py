@@ -13,19 +13,11 @@ from hypothesis import strategies as st
 
 from videoflow import recipe as recipes
 from videoflow.errors import RecipeError
+from videoflow.find import find_stage
 from videoflow.fingerprint import fingerprint
 from videoflow.keys import canonical_json, digest
 from videoflow.recipe import Recipe
-from videoflow.stage import (
-    ClipStage,
-    Margin,
-    PassConsumer,
-    Product,
-    ShownFrame,
-    VideoHeader,
-    VideoSummary,
-    find_stage,
-)
+from videoflow.stage import ClipStage, Margin, PassConsumer, Product, ShownFrame, VideoHeader, VideoSummary
 
 
 def write(tmp_path: Path, text: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import duckdb
 import numpy as np
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 #: What a unit's rows take at least where the job is large enough (estimated; blocks are then above 64 MB for sure).
 BLOCK_BYTES = 128 << 20
 UNITS_PER_WORKER = 4
+#: Choices, by the clips they were made among and by stage: a job asks several times, and the first time the scores that
+#: a condition names are there.
+_CHOSEN: WeakKeyDictionary[PlacedClips, dict[str, np.ndarray]] = WeakKeyDictionary()
 #: Clips whose payload rows are looked up at once.
 CLIPS_AT_ONCE = 2000
 #: Of a row with an array, these are worth a column of a version.
@@ -83,6 +87,13 @@ def chosen(plan: Plan, built: BuiltStage, clips: PlacedClips) -> np.ndarray:
     Raises:
         RecipeError: its condition is no SQL on the clips' columns.
     """
+    made = _CHOSEN.setdefault(clips, {})
+    if built.key not in made:
+        made[built.key] = _choice(plan, built, clips)
+    return made[built.key]
+
+
+def _choice(plan: Plan, built: BuiltStage, clips: PlacedClips) -> np.ndarray:
     stage = built.stage
     assert isinstance(stage, SourceStage)
     mask = np.ones(len(clips), bool)

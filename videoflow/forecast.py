@@ -1,4 +1,6 @@
-"""What `videoflow plan` says: per stage cached, to compute, stale, quarantined, and what cannot be known yet."""
+"""What `videoflow plan` says: per stage cached, to compute, stale, quarantined, and what cannot be known yet. And what
+a job says at its end: how each video fared over all stages.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,15 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from videoflow.chosen import payloads_to_come, seconds_by_video
+from videoflow.chosen import estimated_bytes, payloads_to_come, seconds_by_video
 from videoflow.dataset.placed import PlacedClips
 from videoflow.history import StageHistory, Wanted
 from videoflow.plan import CLIPS, FRAMES, KEYS_AT_ONCE, Plan, StageItems
 from videoflow.recipe import BuiltStage
 from videoflow.stage import SourceStage
-from videoflow.store.states import NOWHERE, QUARANTINED
+from videoflow.store.states import FILTERED, NOWHERE, QUARANTINED
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class StageForecast:
     Attributes:
         to_compute: items without a result; stale: of these, items that have one under another fingerprint or from
         another input. changed: the components that differ (see `videoflow.history`).
-        unknown: videos whose items show only after decoding. seconds: of the chosen clips that are decoded once more.
+        unknown: videos whose items show only after decoding. seconds, num_bytes: of the chosen clips
+        that are decoded once more, and about what they will take.
     """
 
     stage: str
@@ -39,6 +43,7 @@ class StageForecast:
     stale: int = 0
     changed: tuple[str, ...] = ()
     seconds: float = 0.0
+    num_bytes: int = 0
 
 
 def forecast(plan: Plan) -> list[StageForecast]:
@@ -61,8 +66,11 @@ def forecast(plan: Plan) -> list[StageForecast]:
             there = items.exists
             unknown = waiting + (payloads_to_come(plan, b, clips) if not there.all() else 0)
             found = _forecast(plan, b, items, there, wanted=wanted, unknown=unknown, grain="clip")
-            again = sum(seconds_by_video(clips, items.missing).values()) if isinstance(b.stage, SourceStage) else 0.0
-            result.append(replace(found, seconds=again))
+            if isinstance(b.stage, SourceStage):
+                seconds = sum(seconds_by_video(clips, items.missing).values())
+                size = sum(estimated_bytes(plan, b, clips, items.missing).values())
+                found = replace(found, seconds=seconds, num_bytes=int(size))
+            result.append(found)
     return result
 
 
@@ -95,6 +103,36 @@ def _forecast(
         unknown=unknown,
         stale=stale.total(),
         changed=tuple(sorted({name for names in stale for name in names})),
+    )
+
+
+def video_states(plan: Plan, clips: PlacedClips) -> Counter[str]:
+    """done | filtered | quarantined | pending, by video. A video is done when every stage of it and its clips
+    ended.
+    """
+    unusable = plan.unusable()
+    pending, bad, filtered = (np.zeros(len(plan.keys), bool) for _ in range(3))
+    for b in [*plan.consumers, *plan.row_stages]:
+        items = plan.items(b)
+        counts = ~unusable & (items.exists | ~bad)  # without an item because an input is bad: nothing to wait for
+        pending |= counts & (items.found == NOWHERE)
+        bad |= counts & plan.has_state(b, items, QUARANTINED)
+        filtered |= counts & plan.has_state(b, items, FILTERED)
+    bad |= unusable
+    if len(clips) and plan.clip_stages:
+        videos = pc.index_in(clips.table["video_key"], value_set=pa.array(plan.keys, pa.string()))
+        videos = np.asarray(videos, np.int64)
+    for b in plan.clip_stages if len(clips) else ():
+        items = plan.clip_items(b, clips)  # a filtered clip does not filter its video
+        pending[videos[items.missing]] = True
+        bad[videos[plan.has_state(b, items, QUARANTINED)]] = True
+    return Counter(
+        {
+            "pending": int(pending.sum()),
+            QUARANTINED: int((bad & ~pending).sum()),
+            FILTERED: int((filtered & ~bad & ~pending).sum()),
+            "done": int((~filtered & ~bad & ~pending).sum()),
+        }
     )
 
 

@@ -23,6 +23,7 @@ from videoflow.dataset.version import Version
 from videoflow.errors import EXIT_QUARANTINED, SourceError, first_line
 from videoflow.execute import Execution, JobOptions, JobSummary, Progress
 from videoflow.fitting import fitted
+from videoflow.forecast import video_states
 from videoflow.identify import Identified, identify
 from videoflow.jobrecord import CANCELLED, FINISHED, STOPPED, JobRecord, describe, new_job_id, shown_recipe
 from videoflow.plan import AUDIO, CLIPS, FRAMES, SOUND, Plan
@@ -121,7 +122,7 @@ class Job:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _finish(self, catalog: Catalog, plan: Plan, clips: PlacedClips, identified: Identified) -> None:
-        states = plan.video_states(clips)
+        states = video_states(plan, clips)
         s = self.summary
         s.videos = len(plan.videos) + len(identified.unreadable)
         s.done, s.filtered, s.pending = states["done"], states["filtered"], states["pending"]

@@ -10,7 +10,6 @@ Everything is asked for all videos (or clips) at once: keys and answers are colu
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -19,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from videoflow.chosen import keys_of, missing_on, source_of
 from videoflow.dataset.assemble import CachedClip, distinct_frames
@@ -32,7 +30,7 @@ from videoflow.recipe import PROBE, BuiltStage, Recipe
 from videoflow.stage import ClipStage, PassConsumer, SourceStage, VideoStage
 from videoflow.store.layout import Root, part_path
 from videoflow.store.ledger import ItemResult, Ledger
-from videoflow.store.states import FILTERED, NOWHERE, QUARANTINED, LedgerRow, States
+from videoflow.store.states import NOWHERE, QUARANTINED, LedgerRow, States
 from videoflow.store.writer import parts_of
 from videoflow.timeline import divisor_step
 from videoflow.unit import ClipItem, DecodeItem, RowsItem
@@ -134,9 +132,10 @@ class Plan:
 
     def unread(self, built: BuiltStage) -> list[LedgerRow]:
         """Results of a pass whose source was moved under the job: nothing about the content they are keyed by."""
-        if not isinstance(built.stage, PassConsumer):
+        states = self._states[built.key]
+        if not isinstance(built.stage, (PassConsumer, SourceStage)):
             return []
-        states, found = self._states[built.key], self.items(built).found
+        found = self.items(built).found if isinstance(built.stage, PassConsumer) else np.arange(len(states))
         bad = self._rows(built, found[states.is_state(QUARANTINED)[found]])
         return [r for r in bad if (r.message or "").startswith(MOVED_UNDER_THE_JOB)]
 
@@ -353,37 +352,6 @@ class Plan:
                 grid = c.indices[::step]
                 wanted = distinct_frames(c, grid) if most is None else tuple(grid[:most])
                 yield ClipItem(key, source, c.row["video_key"], c.row["stream"], c.ref, wanted)
-
-    # -- how videos ended --------------------------------------------------------------------------------------------
-
-    def video_states(self, clips: PlacedClips) -> Counter[str]:
-        """done | filtered | quarantined | pending, by video. A video is done when every stage of it and its clips
-        ended.
-        """
-        unusable = self.unusable()
-        pending, bad, filtered = (np.zeros(len(self.keys), bool) for _ in range(3))
-        for b in [*self.consumers, *self.row_stages]:
-            items = self.items(b)
-            counts = ~unusable & (items.exists | ~bad)  # without an item because an input is bad: nothing to wait for
-            pending |= counts & (items.found == NOWHERE)
-            bad |= counts & self.has_state(b, items, QUARANTINED)
-            filtered |= counts & self.has_state(b, items, FILTERED)
-        bad |= unusable
-        if len(clips) and self.clip_stages:
-            videos = pc.index_in(clips.table["video_key"], value_set=pa.array(self.keys, pa.string()))
-            videos = np.asarray(videos, np.int64)
-        for b in self.clip_stages if len(clips) else ():
-            items = self.clip_items(b, clips)  # a filtered clip does not filter its video
-            pending[videos[items.missing]] = True
-            bad[videos[self.has_state(b, items, QUARANTINED)]] = True
-        return Counter(
-            {
-                "pending": int(pending.sum()),
-                QUARANTINED: int((bad & ~pending).sum()),
-                FILTERED: int((filtered & ~bad & ~pending).sum()),
-                "done": int((~filtered & ~bad & ~pending).sum()),
-            }
-        )
 
 
 def _column(values: Iterable[str | None]) -> pa.Array:

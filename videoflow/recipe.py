@@ -26,8 +26,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from videoflow.errors import RecipeError, VideoflowError, nearest, shown
+from videoflow.find import find_stage, load_object
 from videoflow.fingerprint import fingerprint
-from videoflow.stage import PassConsumer, SourceStage, Stage, StageParams, VideoStage, find_stage, load_object
+from videoflow.stage import PassConsumer, SourceStage, Stage, StageParams, VideoStage
 
 PIPELINE_GROUP = "videoflow.pipelines"
 #: The stage that every recipe begins with: it measures what a video is.

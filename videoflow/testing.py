@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from videoflow.errors import InputError
-from videoflow.stage import find_stage
+from videoflow.find import find_stage
 
 BARCODE_WIDTH, BARCODE_HEIGHT, BARCODE_BLOCK = 128, 64, 8
 _ROWS = slice(8, 24)

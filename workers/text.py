@@ -15,8 +15,9 @@ import pyarrow as pa
 from pydantic import Field, field_validator
 
 from videoflow.errors import MediaError, MissingWeights, RecipeError, first_line
+from videoflow.find import load_object
 from videoflow.keys import digest, digest_bytes
-from videoflow.stage import Item, Product, StageParams, VideoStage, load_object
+from videoflow.stage import Item, Product, StageParams, VideoStage
 from videoflow.store import schemas
 from workers.text_encoders import TextEncoder, TokenizerFile, TransformersEncoder, users_encoder
 from workers.tokenize import as_stored

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from videoflow.errors import MissingExtra, MissingWeights, RecipeError, first_line
-from videoflow.stage import load_object
+from videoflow.find import load_object
 
 
 @runtime_checkable

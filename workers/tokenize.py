@@ -19,9 +19,10 @@ import pyarrow as pa
 from pydantic import Field, field_validator
 
 from videoflow.errors import MediaError, MissingExtra, MissingWeights, RecipeError
+from videoflow.find import load_object
 from videoflow.keys import digest, digest_bytes
 from videoflow.loader.fit import fit_into, place
-from videoflow.stage import ClipFrames, ClipStage, Product, Resources, StageParams, load_object
+from videoflow.stage import ClipFrames, ClipStage, Product, Resources, StageParams
 from videoflow.store import schemas
 from videoflow.timeline import parse_rate
 from workers import patch_vq, reconstruction

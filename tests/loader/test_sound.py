@@ -36,6 +36,8 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
     subprocess.run([*picture, "-c:v", "libx264", str(folder / "in/c.mp4")], check=True)
     run_job(Recipe(stages={**STAGES, "audio": {}}), [folder / "in"], folder / "cat")
     run_job(Recipe(stages=STAGES), [folder / "in"], folder / "cat", name="mute")
+    stages = {**STAGES, "audio": {}, "payload": {"short_side": 64}}
+    run_job(Recipe(stages=stages), [folder / "in"], folder / "cat", name="payload")
     return Catalog.open(folder / "cat")
 
 
@@ -45,20 +47,26 @@ def noise_of(catalog: Catalog) -> np.ndarray:
     return np.frombuffer(subprocess.run(command, capture_output=True, check=True).stdout, "<i2").astype(np.float32)
 
 
-def batches(catalog: Catalog, name: str, **options: Any) -> list[dict[str, Any]]:
+def batches(catalog: Catalog, name: str, *, of: str = "x", **options: Any) -> list[dict[str, Any]]:
     where = {"filter": f"uri LIKE '%{name}'"} if name else {}
-    with catalog.version("x").loader(**{**OPTIONS, "audio": True, **where, **options}) as loader:
+    with catalog.version(of).loader(**{**OPTIONS, "audio": True, **where, **options}) as loader:
         return list(loader)
 
 
-@pytest.mark.parametrize(("frames", "fps"), [(16, None), (7, 4), (1, 1), ("1+4k", 8)])
-def test_samples_are_those_that_ffmpeg_decodes(catalog: Catalog, frames: Any, fps: Any) -> None:
-    """29.97 frames/s: the first delivered frame's pts is no grid time and no sample time."""
+@pytest.mark.parametrize(
+    ("frames", "fps", "source"),
+    [(16, None, "frames"), (7, 4, "frames"), (1, 1, "frames"), ("1+4k", 8, "frames"), (7, 10, "payload")],
+)
+def test_samples_are_those_that_ffmpeg_decodes(catalog: Catalog, frames: Any, fps: Any, source: str) -> None:
+    """29.97 frames/s: the first delivered frame's pts is no grid time and no sample time. A payload's grid begins with
+    its clip, its sound with the video.
+    """
+    where = {"of": "payload" if source == "payload" else "x", "source": source}
     wanted = noise_of(catalog)
     rows = catalog.version("x").clips(columns=["clip_key", "t1_us"]).to_pylist()
     end = {r["clip_key"]: r["t1_us"] for r in rows}
     seen = 0
-    for batch in batches(catalog, "b.mov", batch_size=2, frames=frames, fps=fps):
+    for batch in batches(catalog, "b.mov", batch_size=2, frames=frames, fps=fps, **where):
         num_frames = batch["video"].shape[1]
         num_samples = round(num_frames * RATE / (fps or 8))
         assert batch["audio"].shape == (2, 1, num_samples) and batch["audio_valid"].shape == (2, num_samples)
@@ -111,6 +119,8 @@ def test_a_version_without_audio_says_so(catalog: Catalog) -> None:
     assert "audio" not in version.clips().column_names
     with pytest.raises(LoaderError, match="add the audio stage"):
         version.loader(batch_size=1, frames=4, audio=True)
+    with pytest.raises(LoaderError, match="give fps="):
+        catalog.version("payload").loader(batch_size=1, frames=4, audio=True, source="payload")
     with pytest.raises(LoaderError, match="audio="):
         catalog.version("x").loader(batch_size=1, frames=4, audio="yes")
 

@@ -49,6 +49,12 @@ def test_kinds(states: dict[str, float], bottleneck: str, says: str) -> None:
     assert verdict.to_dict()["says"] == str(verdict)
 
 
+def test_workers_that_tell_nothing_are_too_short_however_long_commits_took() -> None:
+    driver = {"wait": 1.0, "commit": 6.0, "other": 1.0}
+    verdict = judge(stage({}, driver=driver, workers=0))
+    assert verdict.bottleneck == "too_short" and "0.0 s of work" in verdict.text
+
+
 def test_commits_need_both_a_busy_driver_and_units_that_wait() -> None:
     states = {"decode": 6.0, "hand_over": 8.0, "idle": 6.0}
     busy = {"wait": 3.0, "commit": 6.8, "other": 0.2}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -296,6 +298,31 @@ def test_one_pass_serves_all_and_sound_that_is_added_later_decodes_no_picture(fo
     assert (again.decoded_videos, again.heard_videos, again.version) == (0, 0, after.version)
     other = run_job(full.with_settings(["audio.rate=24000"]), [folder], tmp_path / "two")
     assert (other.decoded_videos, other.heard_videos) == (0, 3)
+
+
+@pytest.mark.parametrize("point", ["after-write@audio", "before-stage@audio"])
+def test_a_killed_run_is_picked_up(folder: Path, tmp_path: Path, point: str) -> None:
+    """Sound is added to videos that are there; the job is killed at a step of its commit, and started again."""
+    full, root = Recipe(stages={**CHEAP, "audio": {}}), tmp_path / "cat"
+    run_job(full, [folder], tmp_path / "whole")
+    run_job(Recipe(stages=CHEAP), [folder], root)
+    (tmp_path / "recipe.yaml").write_text(json.dumps({"stages": full.stages}))
+    arguments = ["run", str(tmp_path / "recipe.yaml"), "--source", str(folder), "--root", str(root), "--name", "x"]
+    command = [sys.executable, "-m", "tests.killed_run", point, "1", "SIGKILL", *arguments]
+    done = subprocess.run([*command, "--engine", "local", "--workers", "1"], capture_output=True, check=False)
+    assert done.returncode == -9, done.stderr
+    resumed = run_job(full, [folder], root)
+    assert (resumed.decoded_videos, resumed.frames_decoded, resumed.done) == (0, 0, 3)
+    assert 0 < resumed.heard_videos <= 3
+    assert facts(root) == facts(tmp_path / "whole")
+    assert rows_by_key(root) == rows_by_key(tmp_path / "whole")
+
+
+def rows_by_key(root: Path) -> list[tuple[str, int, str]]:
+    """What the audio table's rows say, over all its fragments; a double would be one more."""
+    (part,) = (root / "audio").glob("*/part-*.lance")
+    rows = lance.dataset(str(part)).to_table(columns=["item_key", "chunk", "digest"]).to_pylist()
+    return sorted((r["item_key"], r["chunk"], r["digest"]) for r in rows)
 
 
 def test_ray_hears_the_same(folder: Path, tmp_path: Path) -> None:

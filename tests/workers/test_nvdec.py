@@ -19,13 +19,13 @@ from tests.jobs import Quiet, run_job
 from videoflow import recipe as recipes
 from videoflow import split
 from videoflow.errors import RecipeError, SystemFailure
+from videoflow.find import find_stage
 from videoflow.fingerprint import NVDEC_TAG, components, fingerprint
 from videoflow.forecast import forecast
 from videoflow.identify import identify
 from videoflow.plan import Plan
 from videoflow.recipe import Recipe
 from videoflow.sources import scan
-from videoflow.stage import find_stage
 from videoflow.testing import make_barcode_video
 from workers import nvdec
 from workers.decode import run_pass

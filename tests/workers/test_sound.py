@@ -163,10 +163,10 @@ def test_the_voice_detector_hears_a_voice_and_not_noise(tmp_path: Path) -> None:
     import torch
 
     vad, probabilities = torch.jit.load(str(sound.vad_weights())), []  # the detector itself, straight over the samples
-    vad.requires_grad_(False)
     for window in torch.from_numpy(as_written(samples)).split(512):
         padded = torch.nn.functional.pad(window, (0, 512 - len(window)))
-        probabilities.append(float(vad(padded[None], RATE)))
+        with torch.inference_mode():
+            probabilities.append(float(vad(padded[None], RATE)))
     for i, share in enumerate(speech):
         first, stop = math.ceil(i * 2 * RATE / 512), math.floor((i + 1) * 2 * RATE / 512)
         wanted = [p >= 0.5 for p in probabilities[first:stop]]
@@ -179,3 +179,29 @@ def test_without_its_package_the_detector_says_what_to_install(monkeypatch: pyte
     assert Sound.resolve(SoundParams()).speech == "off"
     with pytest.raises(MissingExtra, match=r"videoflow\[speech\]"):
         Sound(SoundParams(speech="silero")).identity()
+
+
+def test_log_mel_is_whispers(tmp_path: Path) -> None:
+    """Against Whisper's own feature extractor; rows of 100 spectra, so that joints are looked at too."""
+    transformers = pytest.importorskip("transformers")
+    lance = pytest.importorskip("lance")
+    samples = np.concatenate([voice(2), np.random.default_rng(3).normal(0, 0.05, RATE + 77).astype(np.float32)])
+    write(tmp_path / "in/a.mkv", samples, seconds=4)
+    (tmp_path / "in/a.wav").unlink()
+    stages = {**STAGES, "audio": {}, "mel": {"use": "workers.logmel:LogMel", "row_steps": 100}}
+    summary = run_job(Recipe(stages=stages), [tmp_path / "in"], tmp_path / "cat")
+    assert summary.done == 1
+    (path,) = (tmp_path / "cat/logmel").glob("*/part-*.lance")
+    dataset = lance.dataset(str(path))
+    rows = dataset.to_table(columns=["first_step", "n", "bins"], with_row_id=True).to_pylist()
+    rows.sort(key=lambda r: r["first_step"])
+    assert [(r["first_step"], r["n"]) for r in rows] == [(0, 100), (100, 100), (200, 100), (300, 1)]
+    blobs = [dataset.take_blobs("data", ids=[r["_rowid"]])[0].readall() for r in rows]
+    found = np.concatenate([np.frombuffer(b, "<f2").reshape(-1, 80) for b in blobs]).astype(np.float32)
+    extractor = transformers.WhisperFeatureExtractor()
+    whole = extractor(as_written(samples), sampling_rate=RATE, return_tensors="np")["input_features"][0].T
+    wanted = whole[: len(found)] * 4 - 4  # as its normalisation leaves what is less than 8 below the maximum
+    inner = slice(2, 299)  # at the very edges Whisper mirrors the sound, here it is silence
+    kept = wanted[inner] > wanted.max() - 7.9
+    assert kept.mean() > 0.8
+    assert np.abs(found[inner] - wanted[inner])[kept].max() < 0.02

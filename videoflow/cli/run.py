@@ -136,6 +136,7 @@ def _print_plan(result: dict[str, Any], stages: list[StageForecast], cost: Estim
     say(f"{head}  after upstream; what changed")
     for s in stages:
         told = [f"+ those of {s.unknown} videos"] if s.unknown else []
+        told += [f"{show_seconds(s.seconds)} of source, about {show_bytes(s.num_bytes)}"] if s.seconds else []
         told += [", ".join(s.changed)] if s.changed else []
         counts = f"{s.cached:>8} {s.to_compute:>8} {s.stale:>8} {s.quarantined:>8}"
         say(f"{s.stage:<12} {s.grain + 's':<6} {counts}  {'; '.join(told)}".rstrip())
@@ -248,6 +249,8 @@ JSON_KEYS = (
     "pending",
     "decoded_videos",
     "frames_decoded",
+    "decoded_intervals",
+    "intervals_from_start",
     "clips",
     "seconds",
 )
@@ -260,6 +263,8 @@ def _print_summary(s: JobSummary, recipe: Recipe, root: str) -> None:
         f" ({s.ignored} other files ignored, {s.duplicates} more names of the same bytes)"
     )
     say(f"decoded   {s.decoded_videos} videos, {s.frames_decoded} frames")
+    if s.decoded_intervals:
+        say(f"again     {s.decoded_intervals} intervals, {s.intervals_from_start} of them from their video's start")
     if s.clips_without_frames:
         say(f"filtered  {s.clips_without_frames} clips that no cached frame falls into (no_cached_frame)")
     if s.version:

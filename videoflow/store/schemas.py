@@ -183,6 +183,19 @@ SOUND = pa.schema(
     ]
 )
 
+LOGMEL = pa.schema(
+    ARTIFACT_HEAD
+    + [
+        pa.field("rate", pa.int32()),  # of the cached sound
+        pa.field("hop", pa.int32()),  # samples from one spectrum to the next
+        pa.field("bins", pa.int32()),
+        pa.field("first_step", pa.int64()),  # spectrum j is of what lies around sample j · hop
+        pa.field("n", pa.int32()),
+        pa.field("digest", KEY, nullable=False),  # BLAKE3 of data
+        lance.blob_field("data"),  # float16 (n, bins), little endian
+    ]
+)
+
 POSITION_OF_CLIP: list[pa.Field] = [
     pa.field("clip_key", KEY, nullable=False),
     pa.field("t0_pts", pa.int64()),

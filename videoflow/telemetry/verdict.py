@@ -62,12 +62,15 @@ def judge(f: StageFigures) -> Verdict:
     """One stage's verdict."""
     working = {k: v for k, v in f.states.items() if k not in ("idle", "start_up")}
     seconds = sum(working.values())
+    said = f"stage {f.stage}: too short to say where its time goes ({seconds:.1f} s of work)"
+    short = Verdict(TOO_SHORT, f.stage, text=said)
     if max(seconds, f.driver.get("commit", 0.0)) < MIN_SECONDS:
-        said = f"stage {f.stage}: too short to say where its time goes ({seconds:.1f} s of work)"
-        return Verdict(TOO_SHORT, f.stage, text=said)
+        return short
     committing = _committing(f)
     if committing >= COMMITTING and f.units.mean_waiting >= MANY_WAITING:
         return _commits(f, committing)
+    if seconds < MIN_SECONDS:  # or its engine does not tell what workers do
+        return short
     whole = f.worker_seconds - f.states.get("start_up", 0.0)
     if f.workers > 1 and whole and f.states.get("idle", 0.0) / whole > IDLING:
         return _idle(f, f.states["idle"] / whole)
