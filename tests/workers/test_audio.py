@@ -300,7 +300,7 @@ def test_one_pass_serves_all_and_sound_that_is_added_later_decodes_no_picture(fo
     assert (other.decoded_videos, other.heard_videos) == (0, 3)
 
 
-@pytest.mark.parametrize("point", ["after-write@audio", "before-stage@audio"])
+@pytest.mark.parametrize("point", ["after-write@audio", "before-stage@audio", "after-swap@audio"])
 def test_a_killed_run_is_picked_up(folder: Path, tmp_path: Path, point: str) -> None:
     """Sound is added to videos that are there; the job is killed at a step of its commit, and started again."""
     full, root = Recipe(stages={**CHEAP, "audio": {}}), tmp_path / "cat"
