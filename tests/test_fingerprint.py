@@ -44,9 +44,9 @@ def others(field: FieldInfo) -> Iterator[Any]:
             yield from (True, False)
         elif kind in (int, float):
             base = field.default if isinstance(field.default, (int, float)) else 1
-            yield from (base * 2, base / 2 if kind is float else base // 2, base + 1, 5, 500)
+            yield from (base * 2, base / 2 if kind is float else base // 2, base + 1, 5, 64, 500)
         elif kind is str:
-            yield from ("4", "2", "1/3", "tests.workers.test_embed:make_bright")
+            yield from ("4", "2", "1/3", "tests.workers.test_embed:make_bright", "tests.workers.test_text:make_lengths")
         elif typing.get_origin(kind) is typing.Literal:
             yield from typing.get_args(kind)
     if field.annotation is not None and typing.get_origin(field.annotation) is typing.Literal:
