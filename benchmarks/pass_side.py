@@ -19,6 +19,7 @@ import secrets
 import shutil
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +36,18 @@ from workers.child_meter import ChildMeter, PassClock
 from workers.frames import Frames, FramesParams
 from workers.probe import Probe
 from workers.run_unit import UnitRunner
-from workers.sandbox import DecodedVideo
 from workers.shots import Shots, ShotsParams
 
 
-class NoSandbox:
+class NoSandbox(sandbox.Sandbox):
     """Decodes where it is called, with the code that runs in the sandbox's child."""
 
     def __init__(self) -> None:
         sandbox._HEARTBEAT = ctypes.c_int64(0)  # what the child would count frames in
         sandbox._CLOCK = PassClock(ChildMeter(multiprocessing).shared)
 
-    def decode(
-        self, path: str, *, video_key: str, stream: int | None, works: list[tuple[str, PassConsumer]], folder: str
-    ) -> DecodedVideo:
-        return sandbox._decode(path, video_key, stream, works, folder)
+    def run(self, function: Callable[..., Any], *task: Any, riders: Sequence[str] = ()) -> Any:
+        return function(*task)
 
     def kill(self) -> None: ...
 
@@ -80,7 +78,7 @@ def runner(*, bare: bool) -> UnitRunner:
         import cv2
 
         cv2.setNumThreads(1)  # as the sandbox's child does
-        made._sandbox = NoSandbox()  # type: ignore[assignment]
+        made._sandbox = NoSandbox()
     return made
 
 
