@@ -123,7 +123,7 @@ class Bench:
     # -- figures -----------------------------------------------------------------------------------------------------
 
     def pass_figures(self) -> list[Figure]:
-        """Our pass in its sandbox and without it, FFmpeg's decoding alone, the one-pass script, the two-pass script. What
+        """Our pass in its sandbox and without it, FFmpeg's decoding, the one-pass script, the two-pass script. What
         is compared at a close bound runs side by side: a shared machine is faster in one minute than in the next.
         """
         sides: dict[str, Callable[[Path], float]] = {
