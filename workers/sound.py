@@ -124,6 +124,10 @@ def line_of(item: Item, rate: int, channels: int) -> Iterator[tuple[np.ndarray, 
             raise MediaError("io_error", f"its cached sound is damaged ({e}); recompute stage audio for it") from e
 
 
+#: Key under which FFmpeg's filter leaves its momentary loudness with a frame.
+LOUDNESS = "lavfi.r128.M"
+
+
 class Loudness:
     """Momentary loudness (EBU R 128: 400 ms, K-weighted, LUFS), one value a step, by FFmpeg's ebur128.
 
@@ -159,7 +163,8 @@ class Loudness:
                 frame = self._graph.pull()
             except (av.error.BlockingIOError, av.error.EOFError):
                 return
-            self._values.append(float(frame.metadata["lavfi.r128.M"]))
+            if LOUDNESS in frame.metadata:  # the last piece, shorter than a step, comes without
+                self._values.append(float(frame.metadata[LOUDNESS]))
 
 
 class Levels:
@@ -187,6 +192,8 @@ class Levels:
         return {"peak": self._peaks, "heard": self._heard}
 
     def _take(self, steps: int) -> None:
+        if not steps:
+            return
         stop = steps * self._step
         self._peaks += self._rest[:stop].reshape(steps, -1).max(axis=1, initial=0).tolist()
         self._heard += self._rest_heard[:stop].reshape(steps, -1).sum(axis=1).tolist()

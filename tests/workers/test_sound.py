@@ -74,6 +74,28 @@ def ffmpeg_loudness(path: Path, begin: float, end: float) -> float:
     return float(re.findall(r"I:\s+(-?[\d.]+) LUFS", told.stderr)[-1])
 
 
+@pytest.mark.parametrize("rate", [RATE, 44_100])
+@pytest.mark.parametrize("count", [1, 1599, 1600, 1605, 14_924, 16_384, 40_001])
+@pytest.mark.parametrize("piece", [100, 7_001, 100_000])
+def test_sound_of_any_length_in_any_pieces(rate: int, count: int, piece: int) -> None:
+    """Real files end anywhere. What is measured of them is the beginning of what is measured of a longer file."""
+    step, whole = rate // 10, np.random.default_rng(2).uniform(-0.5, 0.5, (1, 5 * rate)).astype(np.float32)
+    whole[:, count:] = 0
+    found = []
+    for samples, by in ((whole[:, :count], piece), (whole, rate)):
+        loudness, levels = sound.Loudness(rate, 1), sound.Levels(rate)
+        for at in range(0, samples.shape[1], by):
+            some = samples[:, at : at + by]
+            loudness.add(some)
+            levels.add(some, np.ones(some.shape[1], bool))
+        found.append((loudness.end(), levels.end()))
+    (short, short_levels), (long, long_levels) = found
+    assert len(short) == count // step and np.allclose(short, long[: count // step], atol=0.1)
+    steps = -(-count // step)
+    assert short_levels["peak"] == long_levels["peak"][:steps] and len(short_levels["peak"]) == steps
+    assert sum(short_levels["heard"]) == count
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """Ten seconds: a tone of -23 dBFS, the same 20 dB lower, silence, noise, noise and silence in turns; and a mute video."""
