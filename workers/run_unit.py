@@ -40,6 +40,10 @@ class Cancelled(Exception):
     """The job is stopping; what is staged stays, the rest of this unit is done again by the next run."""
 
 
+#: What a stage raises of itself, over this item or that: it costs the item, never the job.
+OWN_FAILURES = (RuntimeError, ValueError, ArithmeticError, LookupError, TypeError, AssertionError, AttributeError)
+
+
 class UnitRunner:
     """A worker: keeps its sandbox, its stages and its reader from unit to unit. Not shared between threads."""
 
@@ -184,6 +188,10 @@ class UnitRunner:
             except MediaError as e:
                 results.append(quarantined(item.item_key, item.video_key, item.input_digest, e))
                 continue
+            except OWN_FAILURES as e:
+                failure = MediaError("model_error", f"{type(e).__name__}: {first_line(e)}")
+                results.append(quarantined(item.item_key, item.video_key, item.input_digest, failure))
+                continue
             result = _result(item, product)
             results.append(result)
             stream = next((r["stream"] for found in mine.values() for r in found), -1)
@@ -227,7 +235,7 @@ class UnitRunner:
             return list(stage.process(frames))
         except MediaError as e:
             return self._alone(stage, ahead, batch, e)
-        except (RuntimeError, ValueError, ArithmeticError, IndexError, TypeError) as e:  # a model's own failure
+        except OWN_FAILURES as e:
             return self._alone(stage, ahead, batch, MediaError("model_error", f"{type(e).__name__}: {first_line(e)}"))
 
     def _alone(

@@ -60,3 +60,23 @@ def test_an_hour_of_video_is_decoded_whole(tmp_path: Path) -> None:
     assert version.sql("SELECT sum(num_frames) AS n, max(t1_us) AS t FROM clips").to_pylist() == [
         {"n": 3600, "t": 3_600_000_000}
     ]
+
+
+def test_a_stage_that_stumbles_over_a_video_costs_only_that(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for i, count in enumerate((30, 33, 36)):
+        make_barcode_video(tmp_path / "in" / f"{i}.mp4", num_frames=count)
+    stages = {
+        "frames": {},
+        "clips": {"by": "windows", "window_seconds": 1},
+        "picky": {"use": "tests.picky_stage:Picky"},
+    }
+    summary = run_job(Recipe(stages=stages), [tmp_path / "in"], tmp_path / "cat", workers=1)
+    assert (summary.done, summary.quarantined, summary.pending) == (2, 1, 0)
+    (bad,) = videoflow.open(str(tmp_path / "cat")).quarantine()
+    assert (Path(bad["uri"]).name, bad["class"], bad["stage"], bad["message"]) == (
+        "1.mp4",
+        "model_error",
+        "picky",
+        "KeyError: 33",
+    )
