@@ -57,6 +57,8 @@ def test_times_are_those_of_past_jobs_by_frame_and_item(tmp_path: Path, videos: 
     cost = estimate_of(catalog, other, videos)
     assert cost.jobs == 1 and set(cost.stage_seconds) == {DECODE}
     assert cost.stage_seconds[DECODE] == pytest.approx(15.0, rel=0.05)  # two workers
+    gpu = estimate_of(catalog, other.model_copy(update={"decoder": "nvdec"}), videos)
+    assert gpu.stage_seconds[DECODE] is None  # that took the CPU
     windows = Recipe(stages={**STAGES, "clips": {"by": "windows", "window_seconds": 2}})
     assert estimate_of(catalog, windows, videos, workers=1).stage_seconds == {"clips": pytest.approx(4.0)}
 
@@ -74,3 +76,19 @@ def test_jobs_with_the_same_parameters_are_believed_first(tmp_path: Path, videos
     assert cost.stage_seconds[DECODE] == pytest.approx(150.0, rel=0.05)
     cost = estimate_of(catalog, Recipe(stages={**STAGES, "frames": {"fps": "2"}}), videos, workers=1)
     assert cost.stage_seconds[DECODE] == pytest.approx(300 * 165 / 300, rel=0.05)  # of both jobs
+
+
+def test_what_shows_only_after_decoding_is_as_much_a_video_as_it_was(tmp_path: Path, videos: Path) -> None:
+    luma = {"use": "tests.slow_stage:SlowLuma"}
+    recipe = Recipe(stages={**STAGES, "slow_luma": luma})
+    run_job(recipe, [videos], tmp_path / "cat")  # 2 videos of 3 and 2 clips
+    (record,) = (tmp_path / "cat" / "jobs").glob("*.json")
+    job = json.loads(record.read_text())
+    job["summary"]["stages"]["clips"]["worker_seconds"] = 4.0  # 2 s a video
+    job["summary"]["stages"]["slow_luma"]["worker_seconds"] = 10.0  # 2 s a clip, 2.5 of them a video
+    record.write_text(json.dumps(job))
+    for i in range(4):
+        make_barcode_video(videos / f"new{i}.mp4", num_frames=90, offset=1000 * (i + 1))
+    cost = estimate_of(Catalog.open(tmp_path / "cat"), recipe, videos, workers=2)
+    assert cost.stage_seconds["clips"] == pytest.approx(4 * 2 / 2)
+    assert cost.stage_seconds["slow_luma"] == pytest.approx(4 * 2.5 * 2 / 2)

@@ -2,7 +2,8 @@
 
 Hours and frames come from the headers of a sample of the local files; where there are none to look at, from the
 videos that the catalog knows. Times are worker seconds a frame (decoding) or an item (later stages) of the newest past
-jobs in this catalog, those with the same parameters first.
+jobs in this catalog, those with the same parameters first; items that show only after decoding are as many a video as
+they were there.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from videoflow.jobrecord import FINISHED, all_jobs
 from videoflow.media.container import choose_stream, open_media
 from videoflow.plan import FRAMES, Plan, VideoSource
 from videoflow.recipe import PROBE
+from videoflow.stage import CPU
 from videoflow.store.reader import read_rows
 
 #: Bytes of a q90 JPEG per pixel, mean over real footage (the 256-pixel frames of the hard files: 0.20).
@@ -68,8 +70,12 @@ def estimate(
     later = {b.key for b in [*plan.row_stages, *plan.clip_stages]}
     for s in stages:
         if s.stage in later and (s.to_compute or s.unknown):
-            each = jobs.seconds_per_item(s.stage) if s.to_compute and not s.unknown else None
-            times[s.stage] = None if each is None else each * s.to_compute / workers
+            each = jobs.seconds_per_item(s.stage)
+            to_come = jobs.items_of(s.stage, s.unknown, clips=s.grain == "clip") if s.unknown else 0.0
+            if each is None or to_come is None:
+                times[s.stage] = None
+            else:
+                times[s.stage] = each * (s.to_compute + to_come) / workers
     cache = _cache_bytes(plan, seconds)
     return Estimate(seconds, frames, cache, workers, times, len(jobs.believed))
 
@@ -143,8 +149,17 @@ class _Past:
         for job in self._jobs:
             seconds = sum(self._took(job, name).get("worker_seconds", 0.0) for name in _DECODING)
             frames = sum((job.get("stages") or {}).get(name, {}).get("frames_decoded", 0) for name in _DECODING)
-            found.append((job, seconds, frames))
+            if job["recipe"].get("decoder", CPU) == self._plan.recipe.decoder:
+                found.append((job, seconds, frames))
         return self._rate(found, [b.key for b in self._plan.consumers])
+
+    def items_of(self, stage: str, videos: int, *, clips: bool) -> float | None:
+        """How many items of a stage so many videos will have, as those of past jobs that decoded theirs had."""
+        if not clips:
+            return float(videos)
+        took = [(self._took(job, stage).get("items", 0), self._took(job, DECODE).get("items", 0)) for job in self._jobs]
+        took = [(items, decoded) for items, decoded in took if items and decoded][:JOBS_BELIEVED]
+        return videos * sum(t[0] for t in took) / sum(t[1] for t in took) if took else None
 
     def seconds_per_item(self, stage: str) -> float | None:
         took = [(job, self._took(job, stage)) for job in self._jobs]
