@@ -120,6 +120,15 @@ def test_clips_are_chosen_by_condition_and_count(videos: Path, tmp_path: Path) -
     assert {r["first_number"] // 100 for r in picked} == {2}
     with pytest.raises(RecipeError, match=r"stages.payload.where.*nothing.*t0_us"):
         run_job(recipe({"where": "nothing > 1"}), [videos], root)
+    named = run_job(recipe({"where": "uri LIKE '%.mp4'"}), [videos], root)
+    assert named.version
+
+
+@pytest.mark.parametrize("where", ["drop table clips", "nothing > 1", "first_number > 'x y'::DATE"])
+def test_a_condition_that_is_none_is_told_before_anything_is_decoded(videos: Path, tmp_path: Path, where: str) -> None:
+    with pytest.raises(RecipeError, match=r"stages.payload.where: .*columns: .*uri, first_number"):
+        run_job(recipe({"where": where}, first=FIRST), [videos], tmp_path / "cat")
+    assert not (tmp_path / "cat").exists()
 
 
 def test_overlapping_clips_share_their_decoding(videos: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from videoflow.fingerprint import clip_item_key
 from videoflow.keys import clip_order, digest
 from videoflow.loader.payload import payload_ref
 from videoflow.recipe import PROBE, BuiltStage
-from videoflow.stage import SourceStage
+from videoflow.stage import ClipStage, SourceStage
 from videoflow.store.reader import rows_of
 from videoflow.store.states import DONE, NOWHERE
 from videoflow.unit import ChosenClip, ClipItem, SourceItem
@@ -113,20 +113,49 @@ def _choice(plan: Plan, built: BuiltStage, clips: PlacedClips) -> np.ndarray:
     return mask
 
 
+def check_choices(built: Sequence[BuiltStage]) -> None:
+    """Ask every condition of an empty table, before anything is decoded for it.
+
+    Raises:
+        RecipeError: it is no SQL on the columns that there will be.
+    """
+    clips = next((b for b in built if b.name == "clips"), None)
+    if clips is None:
+        return
+    fields = [f for f in clips.stage.schema() if not isinstance(f.type, pa.ExtensionType)]
+    fields.append(pa.field("uri", pa.string()))
+    for b in _scored(built):
+        fields += [pa.field(f"{b.key}_{n}", b.stage.schema().field(n).type) for n in score_columns(b)]
+    for b in built:
+        if isinstance(b.stage, SourceStage) and b.stage.where is not None:
+            _meets(b.key, b.stage.where, pa.schema(fields).empty_table())
+
+
+def _scored(built: Sequence[BuiltStage]) -> list[BuiltStage]:
+    """The stages whose scores a condition may ask for: those on cached frames, which run before any payload."""
+    sources = {b.name for b in built if isinstance(b.stage, SourceStage)}
+    on_frames = (b for b in built if isinstance(b.stage, ClipStage) and not sources & {*b.stage.inputs})
+    return [b for b in on_frames if b.table != "embeddings"]
+
+
 def _described(plan: Plan, clips: PlacedClips) -> pa.Table:
-    """The clips with all their columns, and the scores of stages on cached frames as ``<key>_<column>``."""
+    """The clips with all their columns and their uri, and the scores of stages on cached frames as
+    ``<key>_<column>``.
+    """
     stage = plan.named("clips")
     assert stage is not None
     items = clips.table["item_key"].unique()
     table = rows_of(plan.root, plan.parts(stage), items, where="state = 'done'")
-    for b in plan.clip_stages:
-        if isinstance(b.stage, SourceStage) or source_of(plan, b) is not None or b.table == "embeddings":
-            continue
+    uris = [plan.videos[key].uri for key in table["video_key"].to_pylist()]
+    table = table.append_column("uri", pa.array(uris, pa.string()))
+    for b in _scored(plan.built):
         found = plan.clip_items(b, clips).keys
         clip_of = dict(zip(found.to_pylist(), clips.table["clip_key"].to_pylist(), strict=True))
-        names = score_columns(b)
+        names, schema = score_columns(b), b.stage.schema()
         rows = rows_of(plan.root, plan.parts(b), found, columns=names)
-        if not len(rows) or not names:
+        if not len(rows):
+            for name in names:
+                table = table.append_column(f"{b.key}_{name}", pa.nulls(len(table), schema.field(name).type))
             continue
         of = [clip_of[k] for k in rows["item_key"].to_pylist()]
         at = pc.index_in(table["clip_key"], value_set=pa.array(of, pa.string()))

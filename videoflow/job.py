@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from videoflow.chosen import published
+from videoflow.chosen import check_choices, published
 from videoflow.dataset.assemble import version_table
 from videoflow.dataset.catalog import Catalog, check_name
 from videoflow.dataset.payloads import with_payloads
@@ -78,6 +78,7 @@ class Job:
         engine_path(self._options.engine)
         Root.at(self._root).exists()
         built = self._recipe.build()
+        check_choices(built)
         if not self._sources:
             raise SourceError("no sources: give --source or list them in the recipe under sources:")
         found = scan(self._sources)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from videoflow import recipe as recipes
+from videoflow.chosen import check_choices
 from videoflow.cli.output import print_json
 from videoflow.cli.progress import make_progress, say
 from videoflow.dataset.catalog import Catalog, check_name
@@ -96,6 +97,7 @@ def plan(
     chosen = recipes.load(recipe).with_settings(settings or [])
     catalog = _catalog_or_scratch(root)
     built = chosen.build()
+    check_choices(built)
     sources = [*chosen.sources, *(source or [])]
     if not sources:
         raise SourceError("no sources: give --source or list them in the recipe under sources:")
