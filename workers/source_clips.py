@@ -261,7 +261,7 @@ def _batches(stage: Stage, rows: Sequence[_Row]) -> Iterator[pa.RecordBatch]:
     readers: dict[str, Any] = {}
     for row in rows:
         if row.path not in readers:
-            readers[row.path] = pa.ipc.open_file(pa.memory_map(row.path))
+            readers[row.path] = pa.ipc.open_file(pa.OSFile(row.path))
         batch = readers[row.path].get_batch(row.number)
         columns: dict[str, pa.Array] = {name: batch.column(name) for name in batch.schema.names}
         for name, value in head_columns(row.result, row.stream).items():

@@ -67,7 +67,7 @@ def head_columns(result: ItemResult, stream: int) -> dict[str, Any]:
 def spooled(stage: Stage, result: ItemResult, video: DecodedVideo) -> Iterator[pa.RecordBatch]:
     """A video's rows from its spool file, completed: head columns, damage of each chunk, blobs as blobs."""
     schema = stage.schema()
-    with pa.memory_map(video.files[stage.name]) as source:
+    with pa.OSFile(video.files[stage.name]) as source:  # a mapped file would count as memory until it is closed
         reader = pa.ipc.open_file(source)
         for i in range(reader.num_record_batches):
             batch = reader.get_batch(i)
