@@ -24,6 +24,7 @@ Messages say what was given, what is allowed and what to do next; they never hol
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 EXIT_OK = 0
@@ -62,6 +63,17 @@ def shown(value: object, most: int = 80) -> str:
     except Exception:  # a repr of the user's own
         text = f"a {type(value).__name__}"
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+#: Control characters, surrogates, and what turns the direction of a line.
+_STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable_text(text: str, *, keep: str = "") -> str:
+    """Text without characters that steer a terminal, each as an escape (``\\x1b``, ``\\n``), less those of ``keep``:
+    file names and captions are not ours.
+    """
+    return _STEERING.sub(lambda m: m[0] if m[0] in keep else m[0].encode("unicode_escape").decode(), text)
 
 
 def nearest(word: object, allowed: Iterable[str]) -> str:

@@ -18,11 +18,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, get_args
 
 import numpy as np
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from videoflow.errors import RecipeError
 
@@ -39,6 +39,15 @@ class StageParams(BaseModel):
     """Base of a stage's parameters: unknown keys are errors, values are frozen. All of them enter the fingerprint."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: object, info: ValidationInfo) -> object:
+        """YAML's yes and true would pass for 1."""
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and bool not in (kind, *get_args(kind)) and {int, float} & {kind, *get_args(kind)}:
+            raise ValueError(f"{str(value).lower()} is no number")
+        return value
 
 
 @dataclass(frozen=True)

@@ -226,3 +226,28 @@ def test_scores_that_are_no_numbers_have_a_digest() -> None:
     table = pa.table({"clip_key": ["a", "b"], "score": [float("nan"), float("inf")]})
     other = pa.table({"clip_key": ["a", "b"], "score": [float("nan"), -float("inf")]})
     assert content_digest(table, {}) == content_digest(table, {}) != content_digest(other, {})
+
+
+def test_names_of_files_do_not_steer_the_terminal(call: Call, run: Call, tmp_path: Path) -> None:
+    (tmp_path / "odd").mkdir()
+    name = "esc\x1b[31m\nred \u202egpj.mp4"
+    (tmp_path / "odd" / name).write_bytes(b"no video")
+    run("run", source=tmp_path / "odd")
+    listed = call("quarantine", "list", tmp_path / "cat").out
+    assert "esc\\x1b[31m\\nred \\u202egpj.mp4" in listed and "\x1b" not in listed
+    (row,) = call("quarantine", "list", tmp_path / "cat", "--json").rows
+    assert Path(row["uri"]).name == name
+
+
+@pytest.mark.parametrize("setting", ["frames.short_side=true", "clips.window_seconds=yes", "frames.quality=false"])
+def test_true_is_no_number(run: Call, setting: str) -> None:
+    answer = run("run", set=setting)
+    assert answer.code == 2 and "is no number" in answer.err and setting.split("=", maxsplit=1)[0] in answer.err
+
+
+def test_jobs_says_why_one_stopped(call: Call, videos: Path, tmp_path: Path) -> None:
+    run_job(Recipe(stages=STAGES), [videos], tmp_path / "cat")
+    (record,) = (tmp_path / "cat" / "jobs").glob("*.json")
+    job = json.loads(record.read_text()) | {"state": "stopped", "error": "KeyError: 'lavfi'\nmore"}
+    record.write_text(json.dumps(job))
+    assert "; KeyError: 'lavfi'" in call("jobs", tmp_path / "cat").out

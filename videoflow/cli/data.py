@@ -12,6 +12,7 @@ from videoflow.cli.output import print_json, tell_damage
 from videoflow.cli.progress import say
 from videoflow.cli.run import JsonOpt
 from videoflow.dataset.catalog import Catalog
+from videoflow.errors import printable_text
 
 RootArg = Annotated[str, typer.Argument(metavar="ROOT", help="The catalog's root.")]
 VersionArg = Annotated[str, typer.Argument(metavar="NAME@N", help="A version; a name alone is its newest.")]
@@ -82,5 +83,5 @@ def format_table(table: pa.Table) -> str:
 
 
 def _cell(value: Any) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    text = f"{value:.6g}" if isinstance(value, float) else printable_text(str(value))
     return text if len(text) <= 80 else text[:77] + "…"

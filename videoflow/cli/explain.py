@@ -13,6 +13,7 @@ from videoflow.cli.output import print_json
 from videoflow.cli.progress import say
 from videoflow.cli.run import JsonOpt, SetOpt
 from videoflow.dataset.catalog import Catalog
+from videoflow.errors import printable_text
 from videoflow.explain import Answer, answers, find_subject, verdicts
 
 KeyArg = Annotated[str, typer.Argument(metavar="KEY", help="A source's uri or path, a video key or a clip key.")]
@@ -44,7 +45,7 @@ def explain(
     clip = f"clip {subject.clip_key} of " if subject.clip_key else ""
     say(f"{clip}video {subject.video_key}")
     for uri in subject.uris:
-        say(f"  {uri}")
+        say(f"  {printable_text(uri)}")
     say("in the ledger, oldest first:" if found else "nothing in the ledger")
     for a in found:
         when = f"{a.at:%Y-%m-%d %H:%M:%S} UTC, job {a.job or '-'}"

@@ -13,6 +13,7 @@ from videoflow.cli.progress import say
 from videoflow.cli.run import JsonOpt
 from videoflow.dataset.catalog import Catalog
 from videoflow.dataset.retry import retry_quarantined
+from videoflow.errors import printable_text
 
 quarantine_app = typer.Typer(help="Inputs that could not be used, with class and message.", no_args_is_help=True)
 
@@ -29,7 +30,7 @@ def list_quarantined(root: RootArg, as_json: JsonOpt = False) -> None:
         if as_json:
             print_json(row)
         else:
-            say(f"{row['uri']}\n    {row['class']} (stage {row['stage']}): {row['message']}")
+            say(f"{printable_text(row['uri'])}\n    {row['class']} (stage {row['stage']}): {row['message']}")
     if not rows and not as_json:
         say("nothing is quarantined")
 

@@ -162,7 +162,8 @@ def _did(r: dict[str, Any]) -> str:
     videos = f"{s['done']} done, {s['filtered']} filtered, {s['quarantined']} quarantined, {s['pending']} pending"
     made = f"{s['version']}, {s['clips']} clips; " if s["version"] else ""
     counted = f"{made}videos: {videos}" if s["videos"] else f"{s['decoded_videos']} videos decoded"
-    return f"{counted}; {s['seconds']:.1f} s"
+    why = f"; {str(r['error']).splitlines()[0][:200]}" if r.get("error") else ""
+    return f"{counted}; {s['seconds']:.1f} s{why}"
 
 
 def _told(r: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ import sys
 from types import FrameType
 
 from videoflow.cli.stop import Stopped
-from videoflow.errors import EXIT_INTERRUPTED, EXIT_SYSTEM, VideoflowError
+from videoflow.errors import EXIT_INTERRUPTED, EXIT_SYSTEM, VideoflowError, printable_text
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    print(f"videoflow: {' '.join(message.split())}", file=sys.stderr)
+    print(f"videoflow: {printable_text(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from videoflow.errors import printable_text
 from videoflow.telemetry.metrics import JobFigures
 from videoflow.unit import UnitReport
 
@@ -19,8 +20,8 @@ LINE_SECONDS = 10.0
 
 
 def say(text: str) -> None:
-    """A line of the answer, on stdout, exactly as it is."""
-    print(text)
+    """A line of the answer, on stdout; what would steer the terminal is shown as an escape."""
+    print(printable_text(text, keep="\n\t"))
 
 
 def now_line(figures: JobFigures) -> str:
@@ -86,7 +87,7 @@ class LineProgress:
             self.note(f"{running.stage if running else ''}: {s.done}/{s.total} {s.unit}; {told}")
 
     def note(self, message: str) -> None:
-        print(message, file=sys.stderr, flush=True)
+        print(printable_text(message, keep="\n\t"), file=sys.stderr, flush=True)
 
 
 class BarProgress:
@@ -114,7 +115,7 @@ class BarProgress:
             self._bars.update(task, rates=f"{running.items_per_second:.1f} {s.unit}/s, {told}{bad}")
 
     def note(self, message: str) -> None:
-        self._bars.console.print(message, markup=False, highlight=False)
+        self._bars.console.print(printable_text(message, keep="\n\t"), markup=False, highlight=False)
 
 
 @contextmanager
