@@ -18,7 +18,7 @@ import pytest
 
 import videoflow
 from tests.jobs import Quiet, run_job
-from videoflow.errors import SystemFailure
+from videoflow.errors import SourceError, SystemFailure
 from videoflow.recipe import Recipe
 from videoflow.store.commit import Committer
 from videoflow.testing import make_barcode_video
@@ -256,6 +256,59 @@ def test_manifest_intervals_become_clips(videos: Path, tmp_path: Path) -> None:
         (1_000_000, 1_800_000, 30, 53, 1),
     ]
     assert {c["caption"] for c in clips} == {"one"}
+
+
+def captions_of(root: Path) -> dict[tuple[str, int], tuple[str, str | None]]:
+    rows = videoflow.open(str(root)).version("x").clips().to_pylist()
+    return {(Path(c["uri"]).name, c["t0_us"]): (c["caption"], c["lang"]) for c in rows}
+
+
+def test_every_interval_has_the_metadata_of_its_own_row(videos: Path, tmp_path: Path) -> None:
+    manifest, root = tmp_path / "m.csv", tmp_path / "cat"
+    v0, v1 = videos / "v0.mp4", videos / "v1.mp4"
+
+    def write(second: str) -> None:
+        head = f"uri,start,end,caption,lang\n{v0},0.5,1.5,a cat,\n{v1},,,whole,de\n"
+        manifest.write_text(f"{head}{v0},1.0,1.8,{second},fr\n{v0},,,,en\n")
+
+    write("a dog")
+    first = run_job(CHEAP, [manifest], root)
+    said = captions_of(root)
+    cat, dog = ("v0.mp4", 500_000), ("v0.mp4", 1_000_000)
+    assert (said.pop(cat), said.pop(dog)) == (("a cat", "en"), ("a dog", "fr"))
+    assert set(said.values()) == {("whole", "de")} and {name for name, _ in said} == {"v1.mp4"}
+    again = run_job(CHEAP, [manifest], root)
+    assert (again.decoded_videos, again.version, again.is_new_version) == (0, first.version, False)
+    write("a bird")
+    changed = run_job(CHEAP, [manifest], root)
+    assert (changed.decoded_videos, changed.is_new_version) == (0, True)
+    assert captions_of(root) == {**said, cat: ("a cat", "en"), dog: ("a bird", "fr")}
+
+
+def test_a_split_never_parts_the_intervals_of_a_video(videos: Path, tmp_path: Path) -> None:
+    manifest, v0 = tmp_path / "m.csv", videos / "v0.mp4"
+    manifest.write_text(f"uri,start,end,scene,take\n{v0},0.5,1.5,a,1\n{v0},1.0,1.8,b,1\n")
+    with pytest.raises(SourceError, match=r"'scene' differs between the intervals of .*v0\.mp4 \('a' and 'b'\)"):
+        run_job(CHEAP.model_copy(update={"split_by": "scene"}), [manifest], tmp_path / "cat")
+    run_job(CHEAP.model_copy(update={"split_by": "take"}), [manifest], tmp_path / "cat")
+    rows = videoflow.open(str(tmp_path / "cat")).version("x").clips().to_pylist()
+    assert len(rows) == 2 and len({r["split"] for r in rows}) == 1
+
+
+def test_intervals_of_older_catalogs_are_read(tmp_path: Path) -> None:
+    """Their records have one word for the whole video, which counts for each interval."""
+    from fractions import Fraction
+
+    from videoflow.dataset.catalog import KnownSource
+    from videoflow.identify import stored_intervals, stored_metadata
+
+    told = '{"_intervals": [["1/2", "3/2"], ["1", "9/5"]], "caption": "a dog"}'
+    newer = '{"_intervals": [["1/2", "3/2", {"caption": "a cat"}], ["2", "3"]]}'
+    rows = [KnownSource(uri, 1, "", "k", text) for uri, text in (("/a", told), ("/b", newer))]
+    half, one, two = (Fraction(1, 2), Fraction(3, 2)), (Fraction(1), Fraction(9, 5)), (Fraction(2), Fraction(3))
+    assert stored_intervals(rows[:1]) == {half: {}, one: {}}
+    assert stored_intervals(rows) == {half: {"caption": "a cat"}, one: {}, two: {}}
+    assert stored_metadata(rows) == {"caption": "a dog"}
 
 
 def test_splits_are_stable_and_follow_the_shares() -> None:

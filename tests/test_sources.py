@@ -104,9 +104,41 @@ def test_manifests_bring_metadata_and_intervals(tmp_path: Path, clip: Path, kind
         }
         pyarrow.parquet.write_table(pa.table(columns), path)
     a, gone = scan([str(path)]).files
-    assert a.metadata == {"caption": "hello"}
+    assert (a.metadata, a.interval_metadata) == ({}, ({"caption": "hello"},) * 2)
     assert a.intervals == ((Fraction("0.1"), Fraction("0.2")), (Fraction("0.2"), Fraction("0.3")))
     assert gone.problem and gone.metadata == {"caption": "lost"}
+
+
+def test_rows_of_one_file_keep_what_each_says(tmp_path: Path, clip: Path) -> None:
+    (tmp_path / "a.mp4").write_bytes(clip.read_bytes())
+    one, two = tmp_path / "one.csv", tmp_path / "two.csv"
+    one.write_text("uri,start,end,caption,lang\na.mp4,0.1,0.3,a cat,en\na.mp4,0.2,0.4,a dog,\na.mp4,,,,de\n")
+    two.write_text("uri,start,end,caption,score\na.mp4,0.2,0.40,a dog,7\na.mp4,0.3,0.5,a bird,\n")
+    (a,) = scan([str(one), str(two)]).files
+    assert a.metadata == {"lang": "de"}
+    assert [(float(s), float(e)) for s, e in a.intervals] == [(0.1, 0.3), (0.2, 0.4), (0.3, 0.5)]
+    assert a.interval_metadata == (
+        {"caption": "a cat", "lang": "en"},
+        {"caption": "a dog", "score": 7},
+        {"caption": "a bird"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (
+            "a.mp4,,,x\na.mp4,,,y\n",
+            r"a\.mp4: rows give caption .*'x' \(manifest .*line 2, row 1\) and 'y' \(.*line 3, row 2",
+        ),
+        ("a.mp4,1,2,x\na.mp4,1.0,2,y\n", r"a\.mp4 from 1 to 2 s: rows give caption .*line 2, row 1.*line 3, row 2"),
+    ],
+)
+def test_rows_that_contradict_each_other_are_refused(tmp_path: Path, clip: Path, rows: str, says: str) -> None:
+    (tmp_path / "a.mp4").write_bytes(clip.read_bytes())
+    (tmp_path / "m.csv").write_text(f"uri,start,end,caption\n{rows}")
+    with pytest.raises(SourceError, match=says):
+        scan([str(tmp_path / "m.csv")])
 
 
 @pytest.mark.parametrize(

@@ -144,8 +144,9 @@ def verdicts(catalog: Catalog, subject: Subject, recipe: Recipe) -> list[Verdict
     rows = [r for _, r in sorted(catalog.known_sources().items()) if r.video_key == subject.video_key]
     size, stamp = (rows[0].size, rows[0].stamp) if rows else (0, "")
     uri = subject.uris[0] if subject.uris else ""
-    told, intervals = stored_metadata(rows), stored_intervals(rows)
-    video = VideoSource(subject.video_key, uri, uri, size or 0, stamp or "", told, intervals)
+    told, each = stored_metadata(rows), stored_intervals(rows)
+    intervals, of_each = tuple(each), tuple(each.values())
+    video = VideoSource(subject.video_key, uri, uri, size or 0, stamp or "", told, intervals, of_each)
     plan = Plan(catalog.root, catalog.ledger, recipe, recipe.build(), [video])
     return [_verdict(plan, b, subject) for b in plan.built]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -26,6 +26,7 @@ from videoflow.store.ledger import QUARANTINED, ItemResult
 SOURCES_STAGE = "sources"
 _HASH_THREADS = 4
 _BLOCK = 8 << 20
+Interval = tuple[Fraction, Fraction]
 
 
 @dataclass(frozen=True)
@@ -134,20 +135,31 @@ _INTERVALS = "_intervals"
 
 
 def _stored(file: SourceFile) -> str:
-    """What the sources table keeps of a manifest's row, as JSON: the metadata, and the intervals if there are any."""
-    asked = {_INTERVALS: [[str(a), str(b)] for a, b in file.intervals]} if file.intervals else {}
+    """What the sources table keeps of a manifest's rows, as JSON: the metadata, and the intervals if there are any, each
+    with its own metadata. Older catalogs have intervals without; what they say of the video counts for each.
+    """
+    each = [
+        [str(a), str(b), *([m] if m else [])] for (a, b), m in zip(file.intervals, file.interval_metadata, strict=True)
+    ]
+    asked = {_INTERVALS: each} if each else {}
     return json.dumps(file.metadata | asked, sort_keys=True, default=str)
 
 
-def stored_intervals(rows: Iterable[KnownSource]) -> tuple[tuple[Fraction, Fraction], ...]:
-    """The intervals that manifests asked for of one content, from its rows of the sources table: as a run adds them
-    up, by uri.
+def stored_intervals(rows: Iterable[KnownSource]) -> dict[Interval, dict[str, Any]]:
+    """The intervals that manifests asked for of one content and what they said of each, from its rows of the sources
+    table: as a run adds them up, by uri.
     """
-    found: dict[tuple[Fraction, Fraction], None] = {}
+    found: dict[Interval, dict[str, Any]] = {}
     for row in sorted(rows, key=lambda r: r.uri):
-        for a, b in json.loads(row.metadata or "{}").get(_INTERVALS, ()):
-            found[Fraction(a), Fraction(b)] = None
-    return tuple(found)
+        each = json.loads(row.metadata or "{}").get(_INTERVALS, ())
+        _add_up(found, (((Fraction(a), Fraction(b)), dict(*told)) for a, b, *told in each))
+    return found
+
+
+def _add_up(found: dict[Interval, dict[str, Any]], more: Iterable[tuple[Interval, Mapping[str, Any]]]) -> None:
+    """Intervals of another name of a content: what was said before counts."""
+    for interval, told in more:
+        found[interval] = {**told, **found.get(interval, {})}
 
 
 def stored_metadata(rows: Iterable[KnownSource]) -> dict[str, Any]:
@@ -159,13 +171,17 @@ def stored_metadata(rows: Iterable[KnownSource]) -> dict[str, Any]:
 
 
 def _distinct(keyed: Iterable[tuple[SourceFile, str]]) -> tuple[VideoSource, ...]:
-    """One video a content: the first uri names it, intervals of all its names add up."""
-    found: dict[str, VideoSource] = {}
+    """One video a content: the first uri names it and its word counts; intervals of all its names add up."""
+    named: dict[str, list[SourceFile]] = {}
     for file, key in sorted(keyed, key=lambda pair: pair[0].uri):
-        if key not in found:
-            found[key] = VideoSource(key, file.path, file.uri, file.size, file.stamp, file.metadata, file.intervals)
-        else:
-            old = found[key]
-            new = tuple(i for i in file.intervals if i not in old.intervals)
-            found[key] = replace(old, metadata={**file.metadata, **old.metadata}, intervals=old.intervals + new)
-    return tuple(found[k] for k in sorted(found))
+        named.setdefault(key, []).append(file)
+    return tuple(_video(key, named[key]) for key in sorted(named))
+
+
+def _video(key: str, files: Sequence[SourceFile]) -> VideoSource:
+    first, metadata, each = files[0], dict[str, Any](), dict[Interval, dict[str, Any]]()
+    for file in files:
+        metadata = {**file.metadata, **metadata}
+        _add_up(each, zip(file.intervals, file.interval_metadata, strict=True))
+    intervals, told = tuple(each), tuple(each.values())
+    return VideoSource(key, first.path, first.uri, first.size, first.stamp, metadata, intervals, told)

@@ -17,7 +17,7 @@ from videoflow.dataset.catalog import Catalog, check_name
 from videoflow.dataset.payloads import with_payloads
 from videoflow.dataset.placed import PlacedClips, no_clips
 from videoflow.dataset.products import clip_products, with_arrays
-from videoflow.dataset.publish import publish, split_of
+from videoflow.dataset.publish import publish, split_groups, split_of
 from videoflow.dataset.sound import sound_scores, with_audio
 from videoflow.dataset.version import Version
 from videoflow.errors import EXIT_QUARANTINED, SourceError, first_line
@@ -105,9 +105,7 @@ class Job:
         with self.watch.sources(found.files):
             identified = identify(catalog, found, job=self.id, on_file=lambda: self._progress.advance("sources", one))
         self._note_sources(identified, found)
-        by = self._recipe.split_by
-        if by != "video" and not any(by in v.metadata for v in identified.videos):
-            raise SourceError(f"split_by: {by!r} is no column of these sources' metadata; without it splits would leak")
+        split_groups(identified.videos, self._recipe.split_by)
         catalog.ledger.tidy()
         plan = Plan(catalog.root, catalog.ledger, self._recipe, built, identified.videos)
         with Execution(plan, self.id, self._options, self._progress, self.summary, watch=self.watch) as execution:
@@ -142,16 +140,14 @@ class Job:
 
     def _publish(self, catalog: Catalog, plan: Plan, clips: PlacedClips) -> tuple[Version, bool]:
         sources = {k: (v.uri, v.metadata) for k, v in plan.videos.items()}
-        by = plan.recipe.split_by
-        splits = {
-            k: split_of(k if by == "video" else str(v.metadata.get(by, k)), plan.recipe.split)
-            for k, v in plan.videos.items()
-        }
+        intervals = {k: v.interval_metadata for k, v in plan.videos.items() if v.intervals}
+        groups = split_groups(plan.videos.values(), plan.recipe.split_by)
+        splits = {k: split_of(group, plan.recipe.split) for k, group in groups.items()}
         made = clip_products(plan, clips)
         scores = made.scores | _sound_scores(plan, clips)
         batches = plan.clip_objects(clips, np.ones(len(clips), bool))
-        table = version_table(batches, sources=sources, splits=splits, embeddings=made.embeddings, scores=scores)
-        table = with_arrays(table, made.arrays)
+        columns = {"sources": sources, "intervals": intervals, "splits": splits, "scores": scores}
+        table = with_arrays(version_table(batches, embeddings=made.embeddings, **columns), made.arrays)
         tables = {FRAMES: list(plan.parts(_required(plan, FRAMES))), **made.tables}
         if (found := published(plan, clips)) is not None:
             table, tables["payload"] = with_payloads(table, found[1]), list(plan.parts(found[0]))

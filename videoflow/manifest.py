@@ -37,11 +37,14 @@ EXACT_IN_FLOAT = 1 << 53
 
 @dataclass(frozen=True)
 class ManifestRow:
-    """``location``: absolute path or URL; ``interval``: (start, end) seconds, None for the whole video."""
+    """``location``: absolute path or URL; ``interval``: (start, end) seconds, None for the whole video; ``where``: the
+    manifest and the row's place in it, for messages.
+    """
 
     location: str
     metadata: dict[str, Any]
     interval: tuple[Fraction, Fraction] | None
+    where: str = ""
 
 
 #: Where a row stands, for messages ("line 3, row 2"), and its values by column; None and "" are no value.
@@ -71,7 +74,7 @@ def read_manifest(source: str, *, name: str | None = None) -> Iterator[ManifestR
         metadata = {k: v for k, v in row.items() if v not in (None, "") and k not in ("uri", *_TIME_COLUMNS)}
         for key, value in metadata.items():
             _check_value(value, f"{name} {where}: {key}")
-        yield ManifestRow(_absolute(uri.strip(), base), metadata, interval)
+        yield ManifestRow(_absolute(uri.strip(), base), metadata, interval, f"{name} {where}")
 
 
 def _check_names(name: str, columns: list[str]) -> None:

@@ -42,7 +42,9 @@ KEYS_AT_ONCE = 50_000
 
 @dataclass(frozen=True, slots=True)
 class VideoSource:
-    """One distinct content among a run's sources: its first uri and all that the sources say of it."""
+    """One distinct content among a run's sources: its first uri and all that the sources say of it. ``metadata``: of the
+    whole video; ``interval_metadata``: of each interval.
+    """
 
     video_key: str
     path: str
@@ -51,6 +53,14 @@ class VideoSource:
     stamp: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
     intervals: tuple[tuple[Fraction, Fraction], ...] = ()
+    interval_metadata: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def told(self) -> list[Mapping[str, Any]]:
+        """All that the sources say of each interval, or of the video where there is none; one that says nothing in a
+        column has the video's word.
+        """
+        return [{**self.metadata, **m} for m in self.interval_metadata] if self.intervals else [self.metadata]
 
     @property
     def decode_item(self) -> DecodeItem:

@@ -3,7 +3,8 @@
 A folder is walked to its bottom. A file is a video by its extension, or by its first bytes where the extension is
 unknown or missing; everything else is *ignored* and counted, not quarantined. A manifest (Parquet, CSV, TSV, JSONL)
 names files in a column ``uri``; rows with ``start`` and ``end`` (seconds of stream time) become clips of their own; all
-other columns travel along as metadata.
+other columns travel along as metadata, of the row's interval where it has one, else of the whole video. Rows that say
+different things of the same are refused: whichever won, somebody would train on a pair that nobody wrote down.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import glob as local_glob
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from videoflow.errors import MissingExtra, SourceError, SystemFailure
+from videoflow.errors import MissingExtra, SourceError, SystemFailure, shown
 from videoflow.manifest import MANIFEST_EXTENSIONS, ManifestRow, read_manifest
 from videoflow.media.container import HEAD_BYTES, sniff
 from videoflow.persist import fsspec_options, persist, storage_failure
@@ -51,8 +52,9 @@ class SourceFile:
         uri: printable name without credentials or query; an absolute path for local files.
         path: what opens it (local path, or URL for fsspec). Not printed, not stored.
         size: bytes. stamp: etag, else modification time: equal stamps mean unchanged content.
-        metadata: the manifest's other columns. intervals: (start, end) seconds asked for, in the manifest's order.
-        problem: why it cannot be read, None if it can.
+        metadata: the manifest's other columns, of rows without an interval. intervals: (start, end) seconds asked for,
+            in the manifest's order. interval_metadata: the other columns of each interval's row.
+        problem: why it cannot be read, None if it can. where: the manifest's row that names it, for messages.
     """
 
     uri: str
@@ -61,7 +63,9 @@ class SourceFile:
     stamp: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
     intervals: tuple[tuple[Fraction, Fraction], ...] = ()
+    interval_metadata: tuple[dict[str, Any], ...] = ()
     problem: str | None = None
+    where: str = field(default="", compare=False)
 
     @property
     def is_local(self) -> bool:
@@ -85,7 +89,7 @@ def scan(sources: Iterable[str]) -> Scan:
         SourceError: a source that is not there, or a manifest that cannot be read (with its row).
         SystemFailure: storage that cannot be listed.
     """
-    files: dict[str, SourceFile] = {}
+    named: dict[str, list[SourceFile]] = {}
     ignored: dict[str, str] = {}
     prefixes: list[str] = []
     for source in sources:
@@ -94,16 +98,47 @@ def scan(sources: Iterable[str]) -> Scan:
         if not found and len(ignored) == before:
             raise SourceError(f"source {printable(source)} holds no files")
         for f in found:
-            files[f.uri] = _merge(files[f.uri], f) if f.uri in files else f
+            named.setdefault(f.uri, []).append(f)
+    files = {uri: _merged(found) for uri, found in named.items()}
     left = {path: why for path, why in ignored.items() if path not in files}
     reasons = dict(sorted(Counter(left.values()).items()))
     return Scan(tuple(files[u] for u in sorted(files)), tuple(sorted(left)), reasons, tuple(prefixes))
 
 
-def _merge(a: SourceFile, b: SourceFile) -> SourceFile:
-    """One file named twice: intervals add up, later metadata wins."""
-    new = tuple(i for i in b.intervals if i not in a.intervals)
-    return replace(a, metadata={**a.metadata, **b.metadata}, intervals=a.intervals + new)
+def _merged(named: Sequence[SourceFile]) -> SourceFile:
+    """One file from all rows and sources that name it: intervals add up, and each keeps what its own rows say.
+
+    Raises:
+        SourceError: two rows give one column of the same interval, or of the whole video, different values.
+    """
+    if len(named) == 1:
+        return named[0]
+    said: dict[tuple[Fraction, Fraction] | None, dict[str, tuple[Any, str]]] = {}
+    for f in named:
+        interval = f.intervals[0] if f.intervals else None
+        columns = said.setdefault(interval, {})
+        for column, value in (f.interval_metadata[0] if f.intervals else f.metadata).items():
+            first, where = columns.setdefault(column, (value, f.where))
+            if first != value:
+                raise _contradiction(f, column, interval, (shown(first), where), (shown(value), f.where))
+    told = {i: {column: value for column, (value, _) in columns.items()} for i, columns in said.items()}
+    whole = told.pop(None, {})
+    intervals = tuple(i for i in told if i is not None)
+    return replace(
+        named[0], metadata=whole, intervals=intervals, interval_metadata=tuple(told[i] for i in intervals), where=""
+    )
+
+
+def _contradiction(
+    file: SourceFile, column: str, interval: tuple[Fraction, Fraction] | None, *said: tuple[str, str]
+) -> SourceError:
+    of = "" if interval is None else f" from {float(interval[0]):g} to {float(interval[1]):g} s"
+    values = " and ".join(f"{value} ({where})" for value, where in said)
+    how = "give each row its own start and end, or" if interval is None else "give the rows different intervals, or"
+    return SourceError(
+        f"{file.uri}{of}: rows give {column} different values, {values}; {how} write one row with all values, "
+        "as columns of their own or as a list (JSONL, Parquet)"
+    )
 
 
 def _scan_one(source: str, ignored: dict[str, str], prefixes: list[str]) -> Iterator[SourceFile]:
@@ -260,7 +295,10 @@ def _remote_file(url: str, info: dict[str, Any]) -> SourceFile:
 
 def _from_manifest(source: str) -> Iterator[SourceFile]:
     for row in read_manifest(source, name=printable(source)):
-        yield replace(_manifest_file(row), metadata=row.metadata, intervals=(row.interval,) if row.interval else ())
+        told: dict[str, Any] = {"metadata": row.metadata}
+        if row.interval:
+            told = {"intervals": (row.interval,), "interval_metadata": (row.metadata,)}
+        yield replace(_manifest_file(row), **told, where=row.where)
 
 
 def _manifest_file(row: ManifestRow) -> SourceFile:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -112,12 +113,14 @@ def version_table(
     splits: Mapping[str, str],
     embeddings: Mapping[str, tuple[int, int]],
     scores: Mapping[str, Mapping[str, Any]],
+    intervals: Mapping[str, Sequence[Mapping[str, Any]]] = MappingProxyType({}),
 ) -> pa.Table:
     """The rows of a version, by position. ``clips``: batches of them.
 
     Args:
         sources: (uri, metadata) by video key. splits: by video key.
         embeddings: (part, row id) by clip key. scores: by column, then by clip key.
+        intervals: by video key, the metadata of each interval that a manifest asked for; a clip has its own interval's.
     """
     schema = pa.schema([*schemas.VERSION_HEAD, *schemas.POOLED_SCORES])
     tables, count = [schema.empty_table()], 0
@@ -130,9 +133,13 @@ def version_table(
     for name, values in scores.items():
         column = pa.array([values.get(key) for key in keys])
         table = table.append_column(_free(name, table, "score"), column)
-    names = sorted({k for _, metadata in sources.values() for k in metadata})
-    for name in names:
-        told = [sources[video][1].get(name) for video in videos]
+    segments = table["segment"].to_pylist()
+    every = [m for _, m in sources.values()] + [m for each in intervals.values() for m in each]
+    for name in sorted({k for metadata in every for k in metadata}):
+        told = []
+        for video, segment in zip(videos, segments, strict=True):
+            own = intervals[video][segment] if segment >= 0 and video in intervals else {}
+            told.append(own.get(name, sources[video][1].get(name)))
         table = table.append_column(_free(name, table, "meta"), _uniform(told))
     return table
 
@@ -182,6 +189,8 @@ def _uniform(values: list[Any]) -> pa.Array:
     like).
     """
     told = [v for v in values if v is not None]
+    if not told:
+        return pa.nulls(len(values), pa.string())
     kinds = {type(v) for v in told}
     is_one_scalar = len(kinds) <= 1 and kinds <= {str, bool, int, float}
     whole = [v for v in told if type(v) is int]

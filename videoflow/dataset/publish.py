@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any
@@ -16,8 +17,9 @@ import pyarrow.compute as pc
 
 from videoflow.dataset.catalog import Catalog
 from videoflow.dataset.version import Version
-from videoflow.errors import SystemFailure
+from videoflow.errors import SourceError, SystemFailure, shown
 from videoflow.keys import digest
+from videoflow.plan import VideoSource
 from videoflow.store.layout import version_dir
 from videoflow.store.schemas import ARRAY_REF, BLOB_REF, FORMAT_NUMBER, PAYLOAD_REF, ROW_REF, SOUND_REF
 from videoflow.store.writer import write_new_table
@@ -36,6 +38,31 @@ def split_of(group: str, shares: dict[str, float]) -> str:
         if point < edge:
             return name
     return names[-1]
+
+
+def split_groups(videos: Iterable[VideoSource], by: str) -> dict[str, str]:
+    """By video key, what decides its split: its key, or what the sources say of it in a column.
+
+    Raises:
+        SourceError: no source has the column, or its value differs between the intervals of one video: their frames may
+            overlap, so all clips of a video belong to one split.
+    """
+    if by == "video":
+        return {v.video_key: v.video_key for v in videos}
+    groups, is_known = {}, False
+    for v in videos:
+        values = list({str(m.get(by)): m.get(by) for m in v.told}.values())
+        if len(values) > 1:
+            found = " and ".join("nothing" if value is None else shown(value) for value in values[:2])
+            raise SourceError(
+                f"split_by: {by!r} differs between the intervals of {v.uri} ({found}), and all clips of a video belong "
+                "to one split; take a column that is the same in all of a video's rows, or split_by: video"
+            )
+        is_known |= values[0] is not None
+        groups[v.video_key] = v.video_key if values[0] is None else str(values[0])
+    if not is_known:
+        raise SourceError(f"split_by: {by!r} is no column of these sources' metadata; without it splits would leak")
+    return groups
 
 
 def content_digest(table: pa.Table, fingerprints: dict[str, str]) -> str:
