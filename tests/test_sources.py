@@ -124,6 +124,21 @@ def test_rows_of_one_file_keep_what_each_says(tmp_path: Path, clip: Path) -> Non
     )
 
 
+def test_long_csv_fields_are_read_and_too_long_ones_are_named(tmp_path: Path) -> None:
+    before, path, long = csv.field_size_limit(), tmp_path / "m.csv", "word " * 40_000
+    path.write_text(f'uri,note,caption\na.mp4,"two\nlines",x\nb.mp4,y,{long}\n')
+    assert [row.metadata["caption"] for row in read_manifest(str(path))] == ["x", long]
+    path.write_text('uri,note,caption\na.mp4,"two\nlines",x\nb.mp4,y,"' + "word " * (4 << 20) + "\n")
+    with pytest.raises(
+        SourceError, match=r"m\.csv line 4: column caption is longer than 16 MiB; if no quote is left open"
+    ):
+        list(read_manifest(str(path)))
+    path.write_text('uri,note\na.mp4,"x"y\n')
+    with pytest.raises(SourceError, match=r"m\.csv line 2: .*expected after"):
+        list(read_manifest(str(path)))
+    assert csv.field_size_limit() == before
+
+
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
@@ -239,7 +254,7 @@ def _write(path: Path, text: str) -> Path:
         ("m.csv", 'uri,x\n"a\nb",1\nc,1,2\n', "line 4, row 2: 3 values, but the header names 2 columns"),
         ("m.csv", "uri,start,end\n\na,2,1\n", "line 3, row 1: start 2 is not before end 1"),
         ("m.csv", "uri,x\na,\xff\n", "line 2: the text is not UTF-8"),
-        ("m.csv", 'uri,x\na,"b\n', "cannot read manifest"),
+        ("m.csv", 'uri,x\na,"b\n', "m.csv line 2: unexpected end of data"),
         ("m.csv", "", "no column uri; its columns are none"),
         ("m.parquet", "no parquet", "cannot read manifest"),
     ],

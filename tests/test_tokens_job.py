@@ -289,6 +289,53 @@ def test_captions_are_encoded_once_and_again_when_they_change(videos: Path, tmp_
     assert (told.cached, told.to_compute) == (1, 0)
 
 
+def test_overlapping_intervals_have_the_ids_of_their_own_captions(videos: Path, tmp_path: Path) -> None:
+    recipe, root, manifest = caption_recipe(tmp_path), tmp_path / "cat", tmp_path / "m.csv"
+    ids = {"two ducks": [1, 2], "swim": [3], "ducks swim two": [2, 3, 1]}
+
+    def write(second: str) -> None:
+        rows = [(0.1, 0.9, "two ducks"), (0.4, 1.2, second), (0.3, 0.8, ""), (0.2, 0.7, "two ducks")]
+        lines = [f"{videos}/v0.mp4,{a},{b},{caption}" for a, b, caption in rows]
+        manifest.write_text("\n".join(["uri,start,end,caption", *lines, f"{videos}/v1.mp4,,,swim"]))
+
+    def pairs() -> list[tuple[str, int, str | None, list[int] | None]]:
+        """What a trainer is given: of every clip its caption and its ids."""
+        version = videoflow.open(root).version("x")
+        rows = version.clips().to_pylist()
+        options = {"batch_size": 1, "video": False, "columns": ["text_ids", "caption"], "shuffle": False, "epochs": 1}
+        found = []
+        for row in rows:
+            given = None
+            if row["text_ids"]:
+                with version.loader(filter=f"clip_key = '{row['clip_key']}'", **options) as loader:
+                    batch = next(loader)
+                assert batch["caption"] == [row["caption"]]
+                given = batch["text_ids"][0].tolist()
+            found.append((Path(row["uri"]).name, row["segment"], row["caption"], given))
+        return sorted(found)
+
+    for second in ("swim", "ducks swim two"):
+        write(second)
+        summary = run_job(recipe, [manifest], root)
+        assert (summary.is_new_version, summary.quarantined) == (True, 0)
+        found = pairs()
+        assert [p for p in found if p[0] == "v0.mp4"] == [
+            ("v0.mp4", 0, "two ducks", ids["two ducks"]),
+            ("v0.mp4", 1, second, ids[second]),
+            ("v0.mp4", 2, None, None),
+            ("v0.mp4", 3, "two ducks", ids["two ducks"]),
+        ]
+        whole = [p[1:] for p in found if p[0] == "v1.mp4"]
+        assert whole and set(map(str, whole)) == {str((-1, "swim", ids["swim"]))}
+        again = run_job(recipe, [manifest], root)
+        assert (again.is_new_version, again.decoded_videos, "text" in again.stages) == (False, 0, False)
+    assert (summary.decoded_videos, summary.stages["text"]["items"]) == (0, 1)
+    catalog = Catalog.open(root)
+    subject = find_subject(catalog, str(videos / "v0.mp4"))
+    (told,) = [v for v in verdicts(catalog, subject, recipe) if v.stage == "text"]
+    assert (told.cached, told.to_compute) == (1, 0)
+
+
 def test_a_quarantined_video_has_no_text_item(videos: Path, tmp_path: Path) -> None:
     recipe = caption_recipe(tmp_path)
     (videos / "broken.mp4").write_bytes(b"")

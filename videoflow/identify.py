@@ -135,8 +135,8 @@ _INTERVALS = "_intervals"
 
 
 def _stored(file: SourceFile) -> str:
-    """What the sources table keeps of a manifest's rows, as JSON: the metadata, and the intervals if there are any, each
-    with its own metadata. Older catalogs have intervals without; what they say of the video counts for each.
+    """What the sources table keeps of a manifest's rows, as JSON: the metadata, and the intervals if there are any,
+    each with its own metadata. Older catalogs have intervals without; what they say of the video counts for each.
     """
     each = [
         [str(a), str(b), *([m] if m else [])] for (a, b), m in zip(file.intervals, file.interval_metadata, strict=True)

@@ -139,15 +139,18 @@ class Job:
             s.exit_code = EXIT_QUARANTINED
 
     def _publish(self, catalog: Catalog, plan: Plan, clips: PlacedClips) -> tuple[Version, bool]:
-        sources = {k: (v.uri, v.metadata) for k, v in plan.videos.items()}
-        intervals = {k: v.interval_metadata for k, v in plan.videos.items() if v.intervals}
         groups = split_groups(plan.videos.values(), plan.recipe.split_by)
-        splits = {k: split_of(group, plan.recipe.split) for k, group in groups.items()}
         made = clip_products(plan, clips)
-        scores = made.scores | _sound_scores(plan, clips)
         batches = plan.clip_objects(clips, np.ones(len(clips), bool))
-        columns = {"sources": sources, "intervals": intervals, "splits": splits, "scores": scores}
-        table = with_arrays(version_table(batches, embeddings=made.embeddings, **columns), made.arrays)
+        table = version_table(
+            batches,
+            sources={k: (v.uri, v.metadata) for k, v in plan.videos.items()},
+            intervals={k: v.interval_metadata for k, v in plan.videos.items() if v.intervals},
+            splits={k: split_of(group, plan.recipe.split) for k, group in groups.items()},
+            embeddings=made.embeddings,
+            scores=made.scores | _sound_scores(plan, clips),
+        )
+        table = with_arrays(table, made.arrays)
         tables = {FRAMES: list(plan.parts(_required(plan, FRAMES))), **made.tables}
         if (found := published(plan, clips)) is not None:
             table, tables["payload"] = with_payloads(table, found[1]), list(plan.parts(found[0]))

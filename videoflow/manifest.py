@@ -30,6 +30,8 @@ from videoflow.timeline import exact_fraction
 MANIFEST_EXTENSIONS = frozenset({".parquet", ".csv", ".tsv", ".jsonl", ".ndjson"})
 _TIME_COLUMNS = ("start", "end")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
+#: Characters of a CSV field: a quote that is left open shows here, and no caption does.
+LONGEST_FIELD = 16 << 20
 INT64 = range(-(1 << 63), 1 << 63)
 #: Integers up to here are exact as floats.
 EXACT_IN_FLOAT = 1 << 53
@@ -186,15 +188,13 @@ def _plain(value: Any) -> Any:
 
 
 def _csv(text: str, delimiter: str, name: str) -> tuple[list[str], _Rows]:
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    columns = next(reader, [])
+    lines = _csv_lines(text, delimiter, name)
+    _, columns = next(lines, (1, []))
     rows: list[tuple[str, list[str]]] = []
-    line = reader.line_num + 1
-    for values in reader:
-        where = f"line {line}, row {len(rows) + 1}"
-        line = reader.line_num + 1
+    for line, values in lines:
         if not values:
             continue
+        where = f"line {line}, row {len(rows) + 1}"
         if len(values) != len(columns):
             raise SourceError(f"{name} {where}: {len(values)} values, but the header names {len(columns)} columns")
         rows.append((where, values))
@@ -205,6 +205,39 @@ def _csv(text: str, delimiter: str, name: str) -> tuple[list[str], _Rows]:
         (where, {c: read(v) if v else None for c, read, v in zip(columns, readers, values, strict=True)})
         for where, values in rows
     )
+
+
+def _csv_lines(text: str, delimiter: str, name: str) -> Iterator[tuple[int, list[str]]]:
+    """The values of each row, and the line that it begins in."""
+    usual = csv.field_size_limit(LONGEST_FIELD)  # of the whole process: it is put back
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    line = 1
+    try:
+        for values in reader:
+            yield line, values
+            line = reader.line_num + 1
+    except csv.Error as e:
+        if "field limit" not in str(e):
+            raise SourceError(f"cannot read {name} line {line}: {e}") from e
+        field = _long_field(text, line, delimiter)
+        raise SourceError(
+            f"{name} line {line}: {field} is longer than {LONGEST_FIELD >> 20} MiB; if no quote is left open there, "
+            "give such texts in Parquet or JSONL"
+        ) from e
+    finally:
+        csv.field_size_limit(usual)
+
+
+def _long_field(text: str, line: int, delimiter: str) -> str:
+    """Which field of the row that begins in a line is too long, by its column."""
+    csv.field_size_limit(len(text) + 1)
+    columns = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])
+    row = io.StringIO(text, newline="")
+    for _ in range(line - 1):
+        row.readline()
+    values = next(csv.reader(row, delimiter=delimiter), [])
+    at = next((i for i, value in enumerate(values) if len(value) > LONGEST_FIELD), -1)
+    return f"column {columns[at]}" if 0 <= at < len(columns) and line > 1 else "a field"
 
 
 def _reader(texts: list[str]) -> Callable[[str], Any]:

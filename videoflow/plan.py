@@ -42,8 +42,8 @@ KEYS_AT_ONCE = 50_000
 
 @dataclass(frozen=True, slots=True)
 class VideoSource:
-    """One distinct content among a run's sources: its first uri and all that the sources say of it. ``metadata``: of the
-    whole video; ``interval_metadata``: of each interval.
+    """One distinct content among a run's sources: its first uri and all that the sources say of it. ``metadata``: of
+    the whole video; ``interval_metadata``: of each interval.
     """
 
     video_key: str
@@ -213,7 +213,7 @@ class Plan:
             usable = np.where(bad, NOWHERE, items.found)
             digests.append((name, states.taken(usable, "output_digest").to_pylist()))
         digests.sort()
-        told = [built.stage.told(v.metadata) for v in self.videos.values()]
+        told = [built.stage.told(v.told, v.uri) for v in self.videos.values()]
         inputs = _column(
             digest([[n, d[i]] for n, d in digests if d[i] is not None], *told[i]) if there else None
             for i, there in enumerate(exists.tolist())
@@ -242,8 +242,8 @@ class Plan:
         for i, video in enumerate(at.tolist()):
             read = {name: values[i] for name, values, usable in columns if usable[i]}
             v = self.videos[self.keys[video]]
-            told: dict[str, Any] = dict(*built.stage.told(v.metadata))
-            found.append(RowsItem(keys[i], inputs[i], v.video_key, read, v.intervals, told))
+            said = built.stage.told(v.told, v.uri)
+            found.append(RowsItem(keys[i], inputs[i], v.video_key, read, v.intervals, said))
         return found
 
     # -- the decode pass ---------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
-from videoflow.errors import RecipeError
+from videoflow.errors import RecipeError, SourceError
 
 if TYPE_CHECKING:
     import av
@@ -140,8 +140,9 @@ class Item:
 
     ``rows``: by input stage name, the artifact rows as dicts (media columns left out); ``intervals``: half-open
     (t0, t1) in seconds of stream time that a manifest asked for, with their numbers in the manifest's order;
-    ``metadata``: the columns of the sources that the stage asked for, as far as they have them; ``blobs``: of an input
-    that the stage names in ``media``, each row with its column ``data``, in order of chunks.
+    ``metadata``: the columns of the sources that the stage asked for, as far as they have them; where they differ
+    between the video's intervals, they are in ``interval_metadata`` instead, one for each interval; ``blobs``: of an
+    input that the stage names in ``media``, each row with its column ``data``, in order of chunks.
     """
 
     video_key: str
@@ -149,6 +150,7 @@ class Item:
     intervals: tuple[tuple[Fraction, Fraction], ...] = ()
     blobs: Callable[[str], Iterator[tuple[dict[str, Any], bytes]]] = _no_blobs
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    interval_metadata: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -280,22 +282,40 @@ class PassConsumer(Stage):
         raise RecipeError(f"stage {self.name} has no join: give it one beside its margin, or no margin")
 
 
+def _plain(value: Any) -> str | bool | int:
+    return value if isinstance(value, (str, bool, int)) else str(value)
+
+
 class VideoStage(Stage):
     """Works on one video's rows of other stages, or on what its source's metadata say of it. ``media``: those of its
-    inputs whose blobs it reads.
+    inputs whose blobs it reads. ``by_interval``: it minds what is said of each interval (`Item.interval_metadata`), and
+    its rows have a column ``segments``, the numbers of the intervals that a row is of, null for all clips of the video;
+    without it sources that say different things of a video's intervals are refused.
     """
 
     media: ClassVar[tuple[str, ...]] = ()
+    by_interval: ClassVar[bool] = False
 
     def metadata_columns(self) -> tuple[str, ...]:
         """Columns of the sources' metadata that decide the result: another value there is another item."""
         return ()
 
-    def told(self, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """What a source says in these columns, JSON-ready, in a list; an empty one for a stage that asks for none."""
+    def told(self, each: Sequence[Mapping[str, Any]], uri: str) -> list[dict[str, Any]]:
+        """What a source says in these columns, JSON-ready: of the video, or of each interval where they differ; nothing
+        for a stage that asks for none. ``each``: all that it says of every interval, or of the video.
+
+        Raises:
+            SourceError: intervals differ, and the stage makes one product of a video.
+        """
         names = self.metadata_columns()
-        said = {n: metadata[n] for n in names if metadata.get(n) is not None}
-        return [{n: v if isinstance(v, (str, bool, int)) else str(v) for n, v in said.items()}] if names else []
+        found = [{n: _plain(m[n]) for n in names if m.get(n) is not None} for m in each if names]
+        odd = [n for n in names if any(m.get(n) != found[0].get(n) for m in found)]
+        if odd and not self.by_interval:
+            raise SourceError(
+                f"{uri}: {', '.join(odd)} differs between its intervals, and stage {self.name} makes one product of a "
+                "video; give all of its rows the same value, or the stage by_interval (videoflow/stage.py)"
+            )
+        return found if odd else found[:1]
 
     @abstractmethod
     def process(self, item: Item) -> Product: ...

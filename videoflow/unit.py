@@ -108,14 +108,16 @@ class JoinItem:
 
 @dataclass(frozen=True)
 class RowsItem:
-    """A video whose rows (and metadata) a VideoStage works on; ``inputs``: item key by input stage name."""
+    """A video whose rows (and metadata) a VideoStage works on; ``inputs``: item key by input stage name; ``told``: the
+    metadata of the video, or of each interval where they differ; none for a stage that asks for none.
+    """
 
     item_key: str
     input_digest: str
     video_key: str
     inputs: dict[str, str]
     intervals: tuple[tuple[Fraction, Fraction], ...] = ()
-    metadata: dict[str, Any] = field(default_factory=dict)
+    told: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

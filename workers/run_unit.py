@@ -184,7 +184,7 @@ class UnitRunner:
             mine = {name: inputs[name].get(key, []) for name, key in item.inputs.items()}
             try:
                 blobs_of = blobs.of(item.video_key, mine)
-                product = live.process(Item(item.video_key, mine, item.intervals, blobs_of, item.metadata))
+                product = live.process(Item(item.video_key, mine, item.intervals, blobs_of, *_told(item)))
             except MediaError as e:
                 results.append(quarantined(item.item_key, item.video_key, item.input_digest, e))
                 continue
@@ -244,6 +244,11 @@ class UnitRunner:
         if len(batch) == 1:
             return [failure]
         return [self._products(stage, ahead, [item], ahead.alone(item))[0] for item in batch]
+
+
+def _told(item: RowsItem) -> tuple[dict[str, Any], tuple[dict[str, Any], ...]]:
+    """A video's metadata, or those of its intervals where they differ."""
+    return ({}, tuple(item.told)) if len(item.told) > 1 else (dict(*item.told), ())
 
 
 def _result(item: RowsItem | ClipItem, product: Product) -> ItemResult:

@@ -57,11 +57,12 @@ class TextParams(StageParams):
 
 
 class Text(VideoStage):
-    """One array a video that has a caption; a video without one has none."""
+    """One array a caption: of a video, or of its intervals where a manifest says something of each."""
 
     name: ClassVar[str] = "text"
     version: ClassVar[int] = 1
     table: ClassVar[str] = "text"
+    by_interval: ClassVar[bool] = True
     Params: ClassVar[type[StageParams]] = TextParams
 
     def __init__(self, params: StageParams | None = None) -> None:
@@ -133,22 +134,35 @@ class Text(VideoStage):
         self._known.clear()
 
     def process(self, item: Item) -> Product:
-        """The row of a video's caption, none where it has no caption.
+        """The row of a video's caption, none where it has no caption; where its intervals have captions of their own, a
+        row for each that differs.
 
         Raises:
             MediaError: the encoder failed, or gave what is no finite array of the kind that was asked for.
         """
-        text = str(item.metadata.get(self.params.column, "")).strip()
-        if not text:
+        said: dict[str, list[int]] = {}
+        for number, metadata in enumerate(item.interval_metadata or (item.metadata,)):
+            if text := str(metadata.get(self.params.column, "")).strip():
+                said.setdefault(text, []).append(number)
+        rows = [
+            {**self._known_row(text), "segments": numbers if item.interval_metadata else None}
+            for text, numbers in said.items()
+        ]
+        if not rows:
             return Product((), digest("no text"))
+        told = [[row["text_digest"], row["shape"], row["dtype"], self._told(row), row["segments"]] for row in rows]
+        return Product(rows, digest("text", *told))
+
+    def _told(self, row: dict[str, Any]) -> str:
+        return digest_bytes(row["data"]) if self.output == "ids" else ""  # floats stay out of digests
+
+    def _known_row(self, text: str) -> dict[str, Any]:
         key = digest_bytes(text.encode())
         if key not in self._known:
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
             self._known[key] = {"text_digest": key, **self._encoded(text)}
-        row = self._known[key]
-        told = digest_bytes(row["data"]) if self.output == "ids" else ""  # floats stay out of digests
-        return Product([row], digest("text", key, row["shape"], row["dtype"], told))
+        return self._known[key]
 
     def _encoded(self, text: str) -> dict[str, Any]:
         if self._live is None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from videoflow.errors import MediaError, MissingWeights, RecipeError
+from videoflow.errors import MediaError, MissingWeights, RecipeError, SourceError
 from videoflow.fingerprint import fingerprint
 from videoflow.stage import Item
 from workers.text import Text, TextParams
@@ -175,6 +175,28 @@ def test_an_encoder_of_your_own() -> None:
         Text(TextParams(encoder=path, output="ids")).process(item("a"))
     with pytest.raises(RecipeError, match="needs output"):
         Text(TextParams(encoder=path))
+
+
+def test_captions_of_intervals_have_a_row_each() -> None:
+    stage = Text(TextParams(encoder="tests.workers.test_text:make_lengths", output="embedding"))
+    said = ("a", "a red", "", " a ")
+    product = stage.process(Item("v" * 32, {}, interval_metadata=tuple({"caption": text} for text in said)))
+    assert [(row["segments"], array(row).tolist()) for row in product.rows] == [([0, 3], [[1]]), ([1], [[1], [3]])]
+    assert row_of(stage, "a")["segments"] is None
+    assert product.digest != stage.process(item("a")).digest
+
+
+def test_a_stage_that_makes_one_product_of_a_video_refuses_captions_of_intervals() -> None:
+    class Whole(Text):
+        by_interval = False
+
+    params = TextParams(encoder="tests.workers.test_text:make_lengths", output="embedding")
+    a, b = {"caption": "a", "more": 1}, {"caption": "b", "more": 2}
+    for stage in (Whole(params), Text(params)):
+        assert stage.told([a, {**a, "more": 3}], "/v") == stage.told([a], "/v") == [{"caption": "a"}]
+    assert Text(params).told([a, b, {}], "/v") == [{"caption": "a"}, {"caption": "b"}, {}]
+    with pytest.raises(SourceError, match="/v: caption differs between its intervals, and stage text makes one"):
+        Whole(params).told([a, b], "/v")
 
 
 def test_what_is_no_encoder(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from videoflow.chosen import score_columns
 from videoflow.dataset.placed import PlacedClips
 from videoflow.plan import Plan
 from videoflow.recipe import BuiltStage
-from videoflow.stage import ClipStage, SourceStage, VideoStage
+from videoflow.stage import SourceStage, VideoStage
 from videoflow.store import schemas
 from videoflow.store.reader import PART, ROW_ID, rows_of
 
@@ -62,19 +62,30 @@ def _add_array(found: Products, plan: Plan, b: BuiltStage, clips: PlacedClips) -
     assert name is not None
     name = b.key if name in found.arrays else name  # a second tokenizer goes by its key in the recipe
     refs = found.arrays.setdefault(name, {})
-    keys = _clip_keys(plan, b, clips) if isinstance(b.stage, ClipStage) else _video_keys(plan, b)
-    rows = {
-        key: {"part": row[PART], "row_id": row[ROW_ID], "shape": row["shape"]}
-        for key, row in _rows(plan, b, keys, ["shape"])
-    }
     if isinstance(b.stage, VideoStage):
-        table = clips.table.select(["clip_key", "video_key"])
-        pairs = zip(table["clip_key"].to_pylist(), table["video_key"].to_pylist(), strict=True)
-        rows = {clip: rows[video] for clip, video in pairs if video in rows}
+        refs.update(_video_arrays(plan, b, clips))
     else:
+        refs.update((key, _ref(row)) for key, row in _rows(plan, b, _clip_keys(plan, b, clips), ["shape"]))
         _add_scores(found, plan, b, clips)
-    refs.update(rows)
     found.tables[name] = list(plan.parts(b))
+
+
+def _ref(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"part": row[PART], "row_id": row[ROW_ID], "shape": row["shape"]}
+
+
+def _video_arrays(plan: Plan, b: BuiltStage, clips: PlacedClips) -> dict[str, dict[str, Any]]:
+    """By clip key, the array of the clip's own interval, or that of its whole video."""
+    assert isinstance(b.stage, VideoStage)
+    columns = ["shape", "segments"] if b.stage.by_interval else ["shape"]
+    by_place: dict[tuple[str, int | None], dict[str, Any]] = {}
+    for video, row in _rows(plan, b, _video_keys(plan, b), columns):
+        segments = row.get("segments")
+        by_place |= dict.fromkeys([(video, n) for n in ([None] if segments is None else segments)], _ref(row))
+    table = clips.table.select(["clip_key", "video_key", "segment"])
+    places = zip(*(c.to_pylist() for c in table.columns), strict=True)
+    found = {clip: by_place.get((video, n)) or by_place.get((video, None)) for clip, video, n in places}
+    return {clip: ref for clip, ref in found.items() if ref is not None}
 
 
 def _add_scores(found: Products, plan: Plan, b: BuiltStage, clips: PlacedClips) -> None:

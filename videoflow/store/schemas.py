@@ -278,6 +278,7 @@ TEXT = pa.schema(
         pa.field("encoder_digest", KEY, nullable=False),
         pa.field("num_tokens", pa.int32(), nullable=False),
         pa.field("truncated", pa.bool_(), nullable=False),
+        pa.field("segments", pa.list_(pa.int32())),  # the manifest's intervals that say it, null: the whole video
         *ARRAY,
     ]
 )
