@@ -285,6 +285,20 @@ def test_every_interval_has_the_metadata_of_its_own_row(videos: Path, tmp_path: 
     assert captions_of(root) == {**said, cat: ("a cat", "en"), dog: ("a bird", "fr")}
 
 
+def test_copies_that_say_something_else_are_named(videos: Path, tmp_path: Path) -> None:
+    manifest, a, b, c = tmp_path / "m.csv", *(videos / f"v{n}.mp4" for n in (0, 7, 8))
+    shutil.copy(a, b)
+    shutil.copy(a, c)
+    rows = (f"{a},0.5,1.5,a cat", f"{b},0.5,1.5,a dog", f"{b},1.0,1.8,a bird", f"{c},1.0,1.8,a bird")
+    manifest.write_text("\n".join(["uri,start,end,caption", *rows]))
+    progress = Quiet()
+    run_job(CHEAP, [manifest], tmp_path / "cat", progress=progress)
+    rows = videoflow.open(str(tmp_path / "cat")).version("x").clips().to_pylist()
+    assert [(r["t0_us"], r["caption"]) for r in rows] == [(500_000, "a cat"), (1_000_000, "a bird")]
+    said = "1 sources hold the bytes of another one that says something else of them, which counts"
+    assert [n for n in progress.notes if "another one" in n] == [f"{said}: {b}"]
+
+
 def test_a_split_never_parts_the_intervals_of_a_video(videos: Path, tmp_path: Path) -> None:
     manifest, v0 = tmp_path / "m.csv", videos / "v0.mp4"
     manifest.write_text(f"uri,start,end,scene,take\n{v0},0.5,1.5,a,1\n{v0},1.0,1.8,b,1\n")

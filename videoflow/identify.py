@@ -36,7 +36,7 @@ class Identified:
     Attributes:
         videos: readable contents, by key. unreadable: (uri, key, message) of files that cannot be read.
         changed: uris whose content is another than last time. vanished: known uris below the sources that are gone.
-        duplicates: how many files hold the bytes of another one.
+        duplicates: how many files hold the bytes of another one. differing: those whose metadata say something else.
     """
 
     videos: tuple[VideoSource, ...]
@@ -44,6 +44,7 @@ class Identified:
     changed: tuple[str, ...]
     vanished: tuple[str, ...]
     duplicates: int
+    differing: tuple[str, ...] = ()
 
 
 def identify(
@@ -72,7 +73,8 @@ def identify(
     if job is not None:
         _record(catalog, keyed, unreadable, known, job)
     videos = _distinct(keyed)
-    return Identified(videos, tuple(unreadable), changed, vanished, len(keyed) - len(videos))
+    twice = len(keyed) - len(videos)
+    return Identified(videos, tuple(unreadable), changed, vanished, twice, _differing(keyed, videos) if twice else ())
 
 
 def _known_key(file: SourceFile, known: dict[str, KnownSource]) -> str | None:
@@ -185,3 +187,16 @@ def _video(key: str, files: Sequence[SourceFile]) -> VideoSource:
         _add_up(each, zip(file.intervals, file.interval_metadata, strict=True))
     intervals, told = tuple(each), tuple(each.values())
     return VideoSource(key, first.path, first.uri, first.size, first.stamp, metadata, intervals, told)
+
+
+def _differing(keyed: Iterable[tuple[SourceFile, str]], videos: Iterable[VideoSource]) -> tuple[str, ...]:
+    """Names of contents that say something else of the video, or of an interval, than the name that counts."""
+    by_key, found = {v.video_key: v for v in videos}, []
+    for file, key in keyed:
+        v = by_key[key]
+        each = dict(zip(v.intervals, v.interval_metadata, strict=True))
+        pairs = [(file.metadata, v.metadata)]
+        pairs += [(m, each[i]) for i, m in zip(file.intervals, file.interval_metadata, strict=True)]
+        if any(counts[name] != value for said, counts in pairs for name, value in said.items()):
+            found.append(file.uri)
+    return tuple(sorted(found))

@@ -174,6 +174,7 @@ class Job:
         for what, uris in (
             ("changed since the last run", identified.changed),
             ("vanished since the last run", identified.vanished),
+            ("hold the bytes of another one that says something else of them, which counts", identified.differing),
         ):
             if uris:
                 more = f" and {len(uris) - 5} more" if len(uris) > 5 else ""
