@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from tests.test_payload_jobs import spoil
 from videoflow import fitting
 from videoflow import recipe as recipes
 from videoflow.dataset.catalog import Catalog
-from videoflow.errors import SystemFailure
+from videoflow.errors import DamagedCatalog, SystemFailure
 from videoflow.explain import find_subject, verdicts
 from videoflow.forecast import forecast
 from videoflow.plan import Plan
 from videoflow.recipe import Recipe
 from videoflow.store.layout import Root
+from videoflow.store.usage import usage
 from videoflow.testing import make_barcode_video
 from workers.tokenize import Tokenize
 
@@ -379,3 +381,17 @@ def test_recipe_latents_as_it_ships(corpus: Path, tmp_path: Path) -> None:
         batch = next(loader)
     assert batch["tokens"].shape[1] == 2 and int(batch["tokens"].max()) < 256
     assert batch["tokens_valid"].shape == batch["tokens"][:, 0].shape
+
+
+def test_a_damaged_codebook_is_one_line_with_the_remedy(videos: Path, tmp_path: Path) -> None:
+    root = tmp_path / "cat"
+    run_job(RECIPE, [videos], root)
+    (path,) = (p for p in (root / "fits").rglob("*") if p.is_file())
+    path.write_text("{'no': 'codebook'}")
+    with pytest.raises(
+        DamagedCatalog, match=r"fits/tokenize/\w+ is damaged \(.*\); restore it from a backup, or remove"
+    ):
+        run_job(RECIPE, [videos], root)
+    catalog = Catalog.open(root)
+    used = {u.path: u for u in usage(catalog.root, catalog.ledger, now=datetime.now(UTC))}
+    assert used["fits"].num_bytes == path.stat().st_size and not any("not the catalog" in name for name in used)

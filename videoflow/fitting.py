@@ -17,13 +17,14 @@ import pyarrow.compute as pc
 
 from videoflow.chosen import tables_read
 from videoflow.dataset.placed import PlacedClips
-from videoflow.errors import BadSample, SystemFailure
+from videoflow.errors import BadSample, MissingWeights, SystemFailure, first_line
 from videoflow.fingerprint import fingerprint
 from videoflow.keys import digest
 from videoflow.loader.payload import PayloadEngine, PayloadReader
 from videoflow.loader.reader import ClipReader
 from videoflow.recipe import BuiltStage
 from videoflow.stage import ClipFrames, ClipStage
+from videoflow.store.damage import damaged
 from videoflow.store.layout import FITS, Root
 from videoflow.store.states import NOWHERE
 
@@ -43,7 +44,7 @@ def settled(root: Root, built: Sequence[BuiltStage]) -> tuple[BuiltStage, ...]:
 def _settled(root: Root, built: BuiltStage, others: Sequence[BuiltStage]) -> BuiltStage:
     path = _path(built, others)
     learned = root.get(path) if path else None
-    return built if learned is None else _with(built, learned)
+    return _with(root, path, built, learned) if path and learned is not None else built
 
 
 def _path(built: BuiltStage, others: Sequence[BuiltStage]) -> str | None:
@@ -55,9 +56,13 @@ def _path(built: BuiltStage, others: Sequence[BuiltStage]) -> str | None:
     return f"{FITS}/{built.name}/{digest(key, pictures)}"
 
 
-def _with(built: BuiltStage, learned: bytes) -> BuiltStage:
+def _with(root: Root, path: str, built: BuiltStage, learned: bytes) -> BuiltStage:
+    """Raises DamagedCatalog where it is not what a stage of this kind learns."""
     assert isinstance(built.stage, ClipStage)
-    stage = built.stage.with_fit(learned)
+    try:
+        stage = built.stage.with_fit(learned)
+    except MissingWeights as e:
+        raise damaged(root.url, path, first_line(e)) from e
     return replace(built, stage=stage, fingerprint=fingerprint(stage))
 
 
@@ -75,7 +80,7 @@ def fitted(plan: Plan, built: BuiltStage, clips: PlacedClips, progress: Progress
     learned = plan.root.get(path)  # another job's, if that one was first
     if learned is None:
         raise SystemFailure(f"cannot read {plan.root.uri(path)}, which was just written; run again")
-    made = _with(built, learned)
+    made = _with(plan.root, path, built, learned)
     plan.replace(made)
     progress.note(f"{built.key}: what it learned is kept in {path}")
     return made

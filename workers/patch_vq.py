@@ -13,6 +13,7 @@ does not matter then; where a bound of the sums says that they may be larger, do
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -64,14 +65,17 @@ class Codebook:
             MissingWeights: it is something else.
         """
         try:
+            with zipfile.ZipFile(io.BytesIO(data)) as whole:
+                if whole.testzip() is not None:  # numpy reads as much as it needs and so sees no checksum
+                    raise ValueError("checksum")
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 if int(file["format"]) != FORMAT:
                     raise ValueError(f"format {int(file['format'])}")
                 names = [f"level_{i}" for i in range(sum(n.startswith("level_") for n in file.files))]
                 words = tuple(np.asarray(file[n], np.int16) for n in names)
                 made = Codebook(int(file["temporal"]), int(file["spatial"]), words)
-        except (ValueError, KeyError, OSError, EOFError) as e:
-            raise MissingWeights(f"{where} is no codebook of patch-vq: {e}") from e
+        except Exception as e:  # a zip file and numpy's headers may break in any way; what they advise is for others
+            raise MissingWeights(f"{where} is no codebook of patch-vq, or a damaged one ({type(e).__name__})") from e
         if not words or any(w.ndim != 2 or w.shape[1] != made.temporal * made.spatial**2 * 3 for w in words):
             raise MissingWeights(f"{where} is no codebook of patch-vq: its codewords have another size than its blocks")
         return made

@@ -19,6 +19,7 @@ from videoflow.find import load_object
 from videoflow.keys import digest, digest_bytes
 from videoflow.stage import Item, Product, StageParams, VideoStage
 from videoflow.store import schemas
+from videoflow.store.blobs import proved
 from workers.text_encoders import TextEncoder, TokenizerFile, TransformersEncoder, users_encoder
 from workers.tokenize import as_stored
 from workers.weights import weights_digest, weights_folder
@@ -186,5 +187,5 @@ class Text(VideoStage):
             "truncated": was_cut,
             "shape": list(made.shape),
             "dtype": dtype,
-            "data": (np.ascontiguousarray(made, "<i4") if is_ids else as_stored(made, dtype)).tobytes(),
+            **proved((np.ascontiguousarray(made, "<i4") if is_ids else as_stored(made, dtype)).tobytes()),
         }

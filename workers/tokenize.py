@@ -24,6 +24,7 @@ from videoflow.keys import digest, digest_bytes
 from videoflow.loader.fit import fit_into, place
 from videoflow.stage import ClipFrames, ClipStage, Product, Resources, StageParams
 from videoflow.store import schemas
+from videoflow.store.blobs import proved
 from videoflow.timeline import parse_rate
 from workers import patch_vq, reconstruction
 from workers.tokenizers import Tokenizer, usable_frames, usable_size, users_tokenizer
@@ -273,7 +274,7 @@ class Tokenize(ClipStage):
             "grid": list(made.shape[-3:]),
             "shape": list(made.shape),
             "dtype": dtype,
-            "data": kept.tobytes(),
+            **proved(kept.tobytes()),
             **self._scores(tokenizer, video, made),
         }
         told = digest_bytes(row["data"]) if self.output == "ids" else ""  # floats stay out of digests

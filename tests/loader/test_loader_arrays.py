@@ -16,6 +16,7 @@ from videoflow.errors import BadSample, LoaderError
 from videoflow.loader import Loader
 from videoflow.loader.attached import ArrayColumn, ArrayRefs
 from videoflow.store import schemas
+from videoflow.store.blobs import proved
 
 torch = pytest.importorskip("torch", reason="needs videoflow[torch]")
 
@@ -42,7 +43,7 @@ def write_tokens(uri: str, arrays: Sequence[np.ndarray], *, dtype: str | None = 
     order = np.random.default_rng(0).permutation(len(arrays))
     rows = [
         {**HEAD, **REST, "video_key": "0" * 32, "clip_key": f"{n + 1:032x}", "grid": [1, 1, 1], "dtype": dtype or arrays[n].dtype.name,
-         "shape": list(arrays[n].shape), "data": arrays[n].tobytes()}
+         "shape": list(arrays[n].shape), **proved(arrays[n].tobytes())}
         for n in order
     ]  # fmt: skip
     table = pa.Table.from_pylist(rows, schema=schemas.TOKENS)
@@ -208,6 +209,14 @@ def test_a_row_that_is_too_short(version: Any, tmp_path: Path) -> None:
     reader = ArrayColumn(ArrayRefs("tokens", column, {"clip_key": pa.array([f"{1:032x}"])}), [uri])
     with pytest.raises(BadSample, match=r"4 bytes for an array of shape \(2, 2, 2\), uint8"):
         reader.tensors(reader.read(np.array([0])), (2, 2, 2), 1)
+
+
+def test_damaged_bytes_are_found(version: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = len(version.clips)
+    monkeypatch.setitem(globals(), "proved", lambda data: {"data": data, "crc": 1})
+    bad = with_column(version, tmp_path, "tokens", [even(n) for n in range(count)])
+    with pytest.raises(BadSample, match=r"clip [0-9a-f]{32}: its tokens fail their CRC"):
+        batches(bad)
 
 
 def test_arrays_of_another_number_of_axes() -> None:

@@ -202,3 +202,20 @@ def test_frames_and_sides_that_fit_no_block_are_left_out(fitted: Codebook) -> No
     assert (row["num_frames"], row["grid"], row["height"], row["width"]) == (8, [2, 3, 5], 24, 40)
     assert (row["first_us"], row["last_us"]) == (0, 1_750_000)
     assert (two.filtered, three.filtered) == ("too_few_frames", "too_small")
+
+
+def test_a_flipped_byte_is_found_or_means_nothing() -> None:
+    book = Codebook(1, 4, tuple(np.random.default_rng(n).integers(-128, 128, (8, 48)).astype(np.int16) for n in (0, 1)))
+    data = book.to_bytes()
+    said, silent = [], 0
+    for at in range(0, len(data), 7):
+        bad = bytearray(data)
+        bad[at] ^= 0xFF
+        try:
+            kept = Codebook.from_bytes(bytes(bad), where="x")
+        except MissingWeights as e:
+            said.append(str(e))
+        else:
+            silent += kept.digest != book.digest
+    assert silent == 0 and len(said) > len(data) // 14  # the rest are dates and the like, which nobody reads
+    assert all(s.startswith("x is no codebook of patch-vq") and "pickle" not in s for s in said)

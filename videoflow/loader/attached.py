@@ -2,13 +2,14 @@
 
 Clips whose arrays have one shape come as they lie in Arrow's own memory, without a copy; others are padded with zeros
 at the end of every axis. Token ids are stored in as few bytes as they need and widened to int32 here, since that is
-what an embedding layer takes. Each row is checked to be the asked clip's own: Lance leaves out missing ids without a
-word.
+what an embedding layer takes. Each row is checked to be the asked clip's own, since Lance leaves out missing ids
+without a word, and its bytes against their CRC.
 """
 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from videoflow.store.schemas import ARRAY_REF
 
 #: Numpy has no bfloat16: its bits travel as integers until they are a tensor's.
 BFLOAT16 = "bfloat16"
+CRC = "crc"
 #: Columns of outputs of a text encoder, whose mask has a name of its own; see `mask_name`.
 _TEXT = "text_"
 
@@ -104,16 +106,28 @@ class ArrayColumn:
             column = table["data"].combine_chunks()
             for i, value in zip(at.tolist(), column, strict=True):
                 data[i] = value.as_buffer()
+            self._prove(table, [data[i] for i in at.tolist()], rows[at])
             whole = _one_buffer(column) if len(parts) == 1 else None
         if len(dtypes) > 1:
             raise BadSample(f"{self.name}: one batch holds arrays of types {', '.join(sorted(dtypes))}")
         return ArraysRead(data, dtypes.pop() if dtypes else "uint8", whole, self._refs.shapes[rows])
 
+    def _prove(self, table: pa.Table, data: Sequence[Any], rows: np.ndarray) -> None:
+        """Raises BadSample where bytes are not those that were written."""
+        for crc, own, row in zip(
+            table["crc"].to_pylist() if CRC in table.column_names else (), data, rows, strict=False
+        ):
+            if zlib.crc32(own) != crc:
+                name = next(n for n in self._refs.owners if n in table.column_names)
+                key = self._refs.owners[name][int(row)].as_py()
+                raise BadSample(f"{name.removesuffix('_key')} {key}: its {self.name} fail their CRC")
+
     def _take(self, part: int, rows: np.ndarray) -> pa.Table:
         ids = self._refs.row_ids[rows].tolist()
         names = self._parts[part].schema.names
         owner = next(n for n in self._refs.owners if n in names)
-        table = self._parts.take(part, ids, [owner, "shape", "dtype", "data"])
+        proof = [CRC] if CRC in names else []  # tables of earlier builds have none
+        table = self._parts.take(part, ids, [owner, "shape", "dtype", "data", *proof])
         owners = self._refs.owners[owner].take(pa.array(rows)).to_pylist()
         shapes = [tuple(s) for s in self._refs.shapes[rows].tolist()]
         if table[owner].to_pylist() != owners or [tuple(s) for s in table["shape"].to_pylist()] != shapes:

@@ -23,6 +23,7 @@ _REMEDIES = {
     "versions": "restore it from a backup, or remove the folder {folder}: the next run publishes the clips again",
     "jobs": "remove it: only the record of that job is lost",
     "staging": "remove it: its unit is computed again",
+    "fits": "restore it from a backup, or remove it: the next run learns another, and computes anew what hangs on it",
     "ledger.lance": "restore the folder from a backup: it is the only record of what was computed",
     "sources.lance": "restore the folder from a backup, or remove all of it: sources are then read again",
     "catalog.json": "restore it from a backup",

@@ -242,11 +242,13 @@ def embeddings(dim: int, dtype: pa.DataType) -> pa.Schema:
     )
 
 
-#: An array in a row: ``data`` is its bytes, little-endian, in C order; ``dtype`` as numpy spells it, or ``bfloat16``.
+#: An array in a row: ``data`` is its bytes, little-endian, in C order, ``crc`` their CRC-32; ``dtype`` as numpy spells
+#: it, or ``bfloat16``.
 ARRAY: list[pa.Field] = [
     pa.field("shape", pa.list_(pa.int32()), nullable=False),
     pa.field("dtype", pa.string(), nullable=False),
     pa.field("data", pa.large_binary(), nullable=False),
+    pa.field("crc", pa.int64(), nullable=False),
 ]
 
 #: tokens/<fp>: one row a clip. The array's last three axes are the grid (t, h, w), those before it channels.

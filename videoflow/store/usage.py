@@ -9,7 +9,7 @@ from typing import Any
 
 from videoflow.store.damage import reading
 from videoflow.store.gc import UNFINISHED, Garbage, artifact_tables, by_part, find_garbage, is_table, published
-from videoflow.store.layout import CATALOG_FILE, LEDGER, SOURCES, Root, StoredObject
+from videoflow.store.layout import CATALOG_FILE, FITS, LEDGER, SOURCES, Root, StoredObject
 from videoflow.store.ledger import Ledger
 from videoflow.store.writer import open_table
 
@@ -87,7 +87,7 @@ def _others(root: Root, garbage: list[Garbage]) -> Iterator[Usage]:
     yield Usage(OTHER, CATALOG_FILE, num_bytes=len(root.get(CATALOG_FILE) or b""))
     for name in (LEDGER, SOURCES):
         yield Usage(OTHER, name, "", *_counts(root, [name]), **_sizes(root.objects(name), garbage))
-    for name in ("staging", "jobs"):
+    for name in ("staging", "jobs", FITS):
         objects = root.objects(name)
         if objects:
             yield Usage(OTHER, name, rows=len(objects), **_sizes(objects, garbage))
