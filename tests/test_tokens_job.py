@@ -19,7 +19,7 @@ from tests.test_payload_jobs import spoil
 from videoflow import fitting
 from videoflow import recipe as recipes
 from videoflow.dataset.catalog import Catalog
-from videoflow.errors import DamagedCatalog, SystemFailure
+from videoflow.errors import DamagedCatalog, SourceError, SystemFailure
 from videoflow.explain import find_subject, verdicts
 from videoflow.forecast import forecast
 from videoflow.plan import Plan
@@ -395,3 +395,16 @@ def test_a_damaged_codebook_is_one_line_with_the_remedy(videos: Path, tmp_path: 
     catalog = Catalog.open(root)
     used = {u.path: u for u in usage(catalog.root, catalog.ledger, now=datetime.now(UTC))}
     assert used["fits"].num_bytes == path.stat().st_size and not any("not the catalog" in name for name in used)
+
+
+def test_a_caption_column_that_nobody_has_is_refused_and_gaps_are_told(videos: Path, tmp_path: Path) -> None:
+    recipe, manifest = caption_recipe(tmp_path), tmp_path / "m.jsonl"
+    write_manifest(manifest, videos, {"v0.mp4": "two ducks", "v1.mp4": "  ", "v2.mp4": "swim"})
+    with pytest.raises(SourceError, match=r"stages.text: 'nosuch' is no column .*there are: caption"):
+        run_job(recipe.with_settings(["text.column=nosuch"]), [manifest], tmp_path / "cat")
+    with pytest.raises(SourceError, match="none; a manifest gives columns"):
+        run_job(recipe, [videos], tmp_path / "cat")
+    assert not (tmp_path / "cat" / "frames").exists()  # nothing was decoded for it
+    progress = Quiet()
+    run_job(recipe, [manifest], tmp_path / "cat", progress=progress)
+    assert "text: 1 of 3 videos have nothing in the column caption" in progress.notes

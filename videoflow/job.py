@@ -17,7 +17,7 @@ from videoflow.dataset.catalog import Catalog, check_name
 from videoflow.dataset.payloads import with_payloads
 from videoflow.dataset.placed import PlacedClips, no_clips
 from videoflow.dataset.products import clip_products, with_arrays
-from videoflow.dataset.publish import publish, split_groups, split_of
+from videoflow.dataset.publish import missing_words, publish, split_groups, split_of
 from videoflow.dataset.sound import sound_scores, with_audio
 from videoflow.dataset.version import Version
 from videoflow.errors import EXIT_QUARANTINED, SourceError, first_line
@@ -29,6 +29,7 @@ from videoflow.jobrecord import CANCELLED, FINISHED, STOPPED, JobRecord, describ
 from videoflow.plan import AUDIO, CLIPS, FRAMES, SOUND, Plan
 from videoflow.recipe import BuiltStage, Recipe
 from videoflow.sources import NO_VIDEO, Scan, scan
+from videoflow.stage import VideoStage
 from videoflow.store.layout import Root
 from videoflow.telemetry.watch import JobWatch
 from videoflow.unit import UnitReport, engine_path
@@ -106,6 +107,8 @@ class Job:
             identified = identify(catalog, found, job=self.id, on_file=lambda: self._progress.advance("sources", one))
         self._note_sources(identified, found)
         split_groups(identified.videos, self._recipe.split_by)
+        for note in missing_words([b for b in built if isinstance(b.stage, VideoStage)], identified.videos):
+            self._progress.note(note)
         catalog.ledger.tidy()
         plan = Plan(catalog.root, catalog.ledger, self._recipe, built, identified.videos)
         with Execution(plan, self.id, self._options, self._progress, self.summary, watch=self.watch) as execution:

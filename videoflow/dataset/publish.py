@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any
@@ -20,6 +20,8 @@ from videoflow.dataset.version import Version
 from videoflow.errors import SourceError, SystemFailure, shown
 from videoflow.keys import digest
 from videoflow.plan import VideoSource
+from videoflow.recipe import BuiltStage
+from videoflow.stage import VideoStage
 from videoflow.store.layout import version_dir
 from videoflow.store.schemas import ARRAY_REF, BLOB_REF, FORMAT_NUMBER, PAYLOAD_REF, ROW_REF, SOUND_REF
 from videoflow.store.writer import write_new_table
@@ -63,6 +65,28 @@ def split_groups(videos: Iterable[VideoSource], by: str) -> dict[str, str]:
     if not is_known:
         raise SourceError(f"split_by: {by!r} is no column of these sources' metadata; without it splits would leak")
     return groups
+
+
+def missing_words(stages: Iterable[BuiltStage], videos: Sequence[VideoSource]) -> list[str]:
+    """What to say of videos about which the sources are silent in a column that a stage needs.
+
+    Raises:
+        SourceError: they are silent about all of them.
+    """
+    said = []
+    for b in stages:
+        assert isinstance(b.stage, VideoStage)
+        for name in b.stage.metadata_columns():
+            without = sum(all(not str(m.get(name) or "").strip() for m in v.told) for v in videos)
+            if without == len(videos):
+                there = sorted({k for v in videos for m in v.told for k in m})
+                raise SourceError(
+                    f"stages.{b.key}: {name!r} is no column of these sources, or empty in all of them (there are: "
+                    f"{', '.join(there) or 'none; a manifest gives columns'})"
+                )
+            if without:
+                said.append(f"{b.key}: {without} of {len(videos)} videos have nothing in the column {name}")
+    return said
 
 
 def content_digest(table: pa.Table, fingerprints: dict[str, str]) -> str:
