@@ -179,7 +179,8 @@ def test_slow_decode_and_slow_model_under_ray(told: Any, videos: Path, monkeypat
     decode, model = (watch["stages"][name] for name in ("decode", "SlowModel"))
     assert [s["verdict"]["bottleneck"] for s in (decode, model)] == ["decode", "model"]
     assert "stage slow_rider" in decode["verdict"]["says"]
-    assert watch["verdict"] in (decode["verdict"], model["verdict"])
+    longest = watch["verdict"]["stage"]  # which that is hangs on how busy the machine is
+    assert watch["verdict"] == watch["stages"][longest]["verdict"]
     assert decode["frames"] == NUM_VIDEOS * NUM_FRAMES
     assert watch["rss_bytes"]["peak"] > watch["rss_bytes"]["driver"]  # actors and children were seen while they lived
 

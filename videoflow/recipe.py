@@ -249,4 +249,5 @@ def _first_problem(e: ValidationError, prefix: str, allowed: Iterable[str]) -> s
     more = f" (and {e.error_count() - 1} more)" if e.error_count() > 1 else ""
     if problem["type"] == "extra_forbidden":
         return f"unknown key {where}{nearest(problem['loc'][-1], allowed)}{more}"
-    return f"{where}: {problem['msg']}, given {shown(problem['input'])}{more}"
+    told = str(problem["msg"]).removeprefix("Value error, ")  # pydantic's own words for ours
+    return f"{where}: {told}, given {shown(problem['input'])}{more}"

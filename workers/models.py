@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from videoflow.errors import MissingExtra, MissingWeights, RecipeError
+from videoflow.errors import MissingExtra, MissingWeights, RecipeError, first_line
 from videoflow.find import load_object
 from videoflow.keys import digest, digest_bytes, digest_file
 
@@ -155,6 +155,14 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         raise MissingWeights(f"weights {path} cannot be read: {str(e).splitlines()[0]}") from e
 
 
+def _of_the_users(model: str) -> Any:
+    factory = load_object(model, what="model")
+    try:
+        return factory()
+    except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as e:
+        raise RecipeError(f"model {model!r} cannot be made: {type(e).__name__}: {first_line(e)}") from e
+
+
 @functools.cache
 def load_model(model: str, weights: str | None = None) -> nn.Module:
     """A model in evaluation mode, fp32, on the CPU, cached per process: copy it before changing it.
@@ -169,7 +177,7 @@ def load_model(model: str, weights: str | None = None) -> nn.Module:
         MissingExtra, MissingWeights: the package or file is missing, or the weights do not fit.
         RecipeError: no such factory, or it returns no module.
     """
-    made: Any = EfficientNetLite0() if model == EFFICIENTNET_LITE0 else load_object(model, what="model")()
+    made: Any = EfficientNetLite0() if model == EFFICIENTNET_LITE0 else _of_the_users(model)
     if not isinstance(made, nn.Module):
         raise RecipeError(f"model {model!r} returned {type(made).__name__}, it must return a torch.nn.Module")
     path = _weights_file(model, weights)

@@ -207,3 +207,15 @@ def test_an_overlap_is_seen_before_the_other_has_written_its_ledger(
             committer(root).commit([theirs])
     committer(root).commit([mine])
     assert keys_in(root, target) == ["b", "c"]
+
+
+def test_a_record_that_another_worker_is_writing_is_no_record_yet(root: Root) -> None:
+    """Locally it has a number behind its name until it is whole, which no store can be asked for."""
+    target = target_of(root)
+    record = write_unit(root, target, ["a"])
+    other = write_unit(root, target, ["b"])
+    half = Path(root.url, f"{other.path}#1")
+    half.write_bytes(Path(root.url, other.path).read_bytes()[:100])
+    committer(root).commit([record])
+    assert committer(root).recover(STAGE, FP) == 1 and half.exists()
+    assert keys_in(root, target) == ["a", "b"]

@@ -94,12 +94,14 @@ class Committer:
         self._committed: dict[tuple[str, str], set[str]] = {}
         self._heads: dict[str, TableHead] = {}
 
+    def _records(self, stage: str, fingerprint: str) -> list[str]:
+        """Paths of the staged records; a local one that is being written has a number behind its name."""
+        return [p for p in self._root.paths(staging_prefix(stage, fingerprint)) if p.endswith(".json")]
+
     def recover(self, stage: str, fingerprint: str) -> int:
         """Commit what other processes staged and left behind; how many records there were."""
         records = []
-        for path in self._root.paths(staging_prefix(stage, fingerprint)):
-            if not path.endswith(".json"):
-                continue
+        for path in self._records(stage, fingerprint):
             try:
                 data = self._root.get_json(path)
                 records += [_parsed(self._root, path, data)] if data is not None else []
@@ -176,7 +178,7 @@ class Committer:
         """
         mine = {key for record in wanted.values() for key in _with_rows(record)}
         taken: set[str] = set()
-        for path in self._root.paths(staging_prefix(target.stage, target.fingerprint)):
+        for path in self._records(target.stage, target.fingerprint):
             if path.rsplit("/", 1)[-1].removesuffix(".json") in wanted:
                 continue
             data = self._root.get_json(path)
