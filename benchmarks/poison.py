@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,6 +30,7 @@ from videoflow.job import Job
 from videoflow.recipe import Recipe
 from videoflow.stage import PassConsumer, Product, ShownFrame, VideoHeader, VideoSummary
 from videoflow.store.schemas import ARTIFACT_HEAD
+from videoflow.testing import misbehave
 from workers.sandbox import DEADLINE_SECONDS
 
 FACTOR = 1.3
@@ -57,14 +56,8 @@ class Poison(PassConsumer):
         self._seen += 1
 
     def finish(self, summary: VideoSummary) -> Product:
-        how = POISON.get(self._seen)
-        if how == "crash":
-            os.abort()
-        held = []
-        while how:
-            time.sleep(0.05)
-            if how == "allocate":
-                held.append(bytearray(os.urandom(1 << 20) * 64))
+        if self._seen in POISON:
+            misbehave(POISON[self._seen])
         return Product(digest="0" * 32)
 
 

@@ -6,8 +6,10 @@ when bit k of the frame number is set, else dark (about 30). A frame that comes 
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,3 +71,18 @@ def decode_pass(path: str | Path, *, fps: object = 8, short_side: int = 256) -> 
     params = frames.Params.model_validate({"fps": fps, "short_side": short_side})
     pictures: Iterator[tuple[int, np.ndarray]] = frames.pictures(str(path), params)  # type: ignore[attr-defined]
     return pictures
+
+
+def misbehave(how: str) -> None:
+    """What a broken decoder does to its process, for tests of what contains it: ``raise``, ``crash`` (abort), ``hang``,
+    or ``allocate`` without end.
+    """
+    if how == "raise":
+        raise ValueError("not a media error")
+    if how == "crash":
+        os.abort()
+    held = []
+    while True:
+        time.sleep(0.05)
+        if how == "allocate":
+            held.append(bytearray(os.urandom(1 << 20) * 64))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import ClassVar, Literal
 
@@ -10,6 +9,7 @@ import pyarrow as pa
 
 from videoflow.stage import PassConsumer, Product, ShownFrame, StageParams, VideoHeader, VideoSummary
 from videoflow.store.schemas import ARTIFACT_HEAD
+from videoflow.testing import misbehave
 
 
 class PoisonParams(StageParams):
@@ -41,17 +41,5 @@ class Poison(PassConsumer):
 
     def finish(self, summary: VideoSummary) -> Product:
         if self._seen == self.params.num_frames and self.params.how != "crawl":
-            self._misbehave()
+            misbehave(self.params.how)
         return Product(digest="0" * 32)
-
-    def _misbehave(self) -> None:
-        how = self.params.how
-        if how == "raise":
-            raise ValueError("not a media error")
-        if how == "crash":
-            os.abort()
-        held = []
-        while True:
-            time.sleep(0.05)
-            if how == "allocate":
-                held.append(bytearray(os.urandom(1 << 20) * 64))
